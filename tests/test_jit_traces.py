@@ -141,7 +141,7 @@ RIGHT: dict[str, Call] = {
     },
     "rl.nn.AttentionPooling": layer("AttentionPooling", FEATURES, 2),
     "rl.nn.AttentionPooling, eval": lambda v, n: POOLING.weights(ragged(v, n)),  # type: ignore[operator]
-    "rl.nn.LSTM.summary": lambda v, n: LSTM.summary(None, (n.view(1, -1, 1) * v[:1, :2],) * 2),  # type: ignore[operator]
+    "rl.nn.LSTM.final": lambda v, n: LSTM.final(None, (n.view(1, -1, 1) * v[:1, :2],) * 2),  # type: ignore[operator]
     "rl.nn.losses.cross_entropy": loss("cross_entropy", tags),
     "rl.nn.losses.nll_loss": loss("nll_loss", tags),
     "rl.nn.losses.binary_cross_entropy_with_logits": loss(
@@ -160,7 +160,6 @@ RIGHT: dict[str, Call] = {
     "rl.nn.ctc_loss": lambda v, n: rl.nn.ctc_loss(
         ragged(v.log_softmax(1), n), targets(n), zero_infinity=True
     ),
-    "rl.nn.carry": lambda v, n: rl.nn.carry(LSTM, ragged(v, n), None, n > -1),  # type: ignore[arg-type]
 }
 
 REFUSED: dict[str, Call] = {

@@ -420,6 +420,8 @@ _OPTIONS: dict[str, Any] = {
     "tokens": True,
     "time_gaps": True,
     "wide": True,
+    "time_format": "%d/%m/%Y",
+    "duplicate_times": "mean",
 }
 
 
@@ -432,7 +434,7 @@ def _contents(data: Any) -> str:
 
 
 def test_all_options_of_columns_are_listed() -> None:
-    assert {*_OPTIONS, "need_labels"} == {field.name for field in fields(Columns)}
+    assert {*_OPTIONS, "need_labels", "keep_trailing"} == {field.name for field in fields(Columns)}
 
 
 @pytest.mark.parametrize("name", _OPTIONS)

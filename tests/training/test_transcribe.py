@@ -448,7 +448,7 @@ def test_sequences_too_short_for_ctc(capsys: Capsys, tmp_path: Path) -> None:
             "--label-split must be left out for all tasks except",
         ),
         (["--task", "transcribe", "--bptt-steps", "5"], "--bptt-steps must be None"),
-        (["--task", "transcribe", "--pooling", "mean"], "--pooling must be summary"),
+        (["--task", "transcribe", "--pooling", "mean"], "--pooling must be final"),
         (["--task", "transcribe", "--class-weights", "balanced"], "--class-weights must be none"),
         (
             ["--task", "transcribe", "--too-long", "split", "--batch-elements", "50"],

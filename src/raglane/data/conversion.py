@@ -44,7 +44,7 @@ from raglane.data.formats.ipc import (
 )
 from raglane.data.formats.pieces import ON_BAD_ROW, SKIPPED, Alike, sift, skipped_lines
 from raglane.data.fragments import Layout, check_labels
-from raglane.data.records import LISTS, Columns, Records, Skipped
+from raglane.data.records import LISTS, READING, Columns, Records, Skipped
 from raglane.data.shards import bounded, bytes_of, offsets_in, span_in, write_shard
 from raglane.data.statistics import Statistics
 from raglane.data.stores import expand, fingerprint, local, size_of
@@ -317,7 +317,7 @@ def _finish(folder: Path, job: Job, state: State) -> None:
     if job.on_bad_row == "skip":
         write_file(folder / SKIPPED, skipped_lines(state.skipped))
     read = state.columns or job.columns
-    names = (*LISTS, "split", "label_split", "tokens", "time_gaps", "wide")
+    names = (*LISTS, "split", "label_split", "tokens", *READING)
     description = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,

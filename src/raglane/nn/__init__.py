@@ -12,7 +12,6 @@ from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.losses.ctc import ctc_loss
 from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrent.any_cell import Recurrent
-from raglane.nn.recurrent.carry import carry
 from raglane.nn.recurrent.cell_layers import (
     GRUD,
     SLSTM,
@@ -66,7 +65,6 @@ __all__ = [
     "SequenceEncoder",
     "Transducer",
     "beam_search",
-    "carry",
     "ctc_align",
     "ctc_greedy_search",
     "ctc_loss",

@@ -30,7 +30,7 @@ class Pooling(nn.Module):
 
     ``last`` and ``first`` take one element; the others are computed per feature. ``logsumexp``, a
     smooth maximum, grows with the length: for L equal elements it is the element plus ``log(L)``.
-    For a bidirectional layer use ``layer.summary(out, state)`` instead of ``last``, whose backward
+    For a bidirectional layer use ``layer.final(out, state)`` instead of ``last``, whose backward
     half has read only one element.
 
     Args:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raglane._utils.files import as_path
 from raglane._utils.messages import argument, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, UnfitColumnError
-from raglane.tasks import TASKS
+from raglane.tasks import DUPLICATES, TASKS
 from raglane.training.options import DATA, check, option, options
 from raglane.training.settings import ModelSettings
 
@@ -48,13 +48,27 @@ class ColumnNames:
     label: str | None = _column("label", "Column of labels.", "the only candidate")
     id: str | None = _column(
         "id",
-        "Column of IDs of sequences; in a CSV file, rows with the same ID are one sequence.",
-        "by its name",
+        "Column of IDs of sequences; in a CSV file, rows with the same ID are one sequence; store,product joins two.",
+        "by its name, or by times that repeat",
     )
     time: str | None = _column(
         "time",
-        "Column that orders the rows of a sequence (CSV).",
+        "Column that orders the rows of a sequence (CSV); Date,Time for two columns, none if the rows are in order.",
         "by its name, else the order of the file",
+    )
+    time_format: str | None = option(
+        None,
+        "Form of the times, as for strptime, e.g. %d/%m/%Y.",
+        DATA,
+        metavar="FORMAT",
+        unset="ISO 8601, or told by the whole column",
+    )
+    duplicate_times: str | None = option(
+        None,
+        "Rows of a sequence with one time: keep them, merge them to their mean, or keep the first.",
+        DATA,
+        choices=DUPLICATES,
+        unset="keep up to 5 % of the rows",
     )
     features: list[str] | None = _column(
         "feature",
@@ -98,6 +112,11 @@ class ColumnNames:
     time_gaps: bool = option(
         False, "Add the time since the previous element as a feature (CSV).", DATA
     )
+    keep_trailing: bool = option(
+        False,
+        "Keep elements at the end of a sequence that are missing in all channels, as in padded data.",
+        DATA,
+    )
     on_bad_row: str = option(
         "fail",
         "fail: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
@@ -127,7 +146,7 @@ def chosen_columns(names_of: Mapping[str, Any]) -> dict[str, Any]:
             check_kind(name, value, (list, tuple), "a list of column names", 'pass ["a", "b"]')
         if name == "tokens" and isinstance(value, bool):
             value = "yes" if value else "no"
-        if name in ("wide", "time_gaps") and value is not None:
+        if name in ("wide", "time_gaps", "keep_trailing") and value is not None:
             chosen[name] = check_flag(name, value)
             continue
         for entry in value if isinstance(value, (list, tuple)) else [value]:
@@ -313,6 +332,7 @@ class Source:
         used = records.columns
         guessed: dict[str, Any] = {"sequence": used.sequence, "label": used.label}
         guessed |= {"split": used.split, "label_split": used.label_split}
+        guessed |= {"keep_trailing": used.keep_trailing}
         for name in LISTS:
             names = getattr(used, name)
             guessed[name] = None if names is None else list(names)
@@ -321,6 +341,7 @@ class Source:
             words = {None: None, True: "yes", False: "no"}
             guessed["tokens"] = words[used.tokens]
             guessed |= {"time_gaps": used.time_gaps, "time": used.time, "wide": used.wide}
+            guessed |= {"time_format": used.time_format, "duplicate_times": used.duplicate_times}
             if used.sequence == "sequence":
                 # The default name in a converted folder; columns with this name are detected.
                 guessed["sequence"] = None
@@ -329,7 +350,8 @@ class Source:
             name: guessed.get(name) if named in (None, [], False) else named
             for name, named in asked.items()
         }
-        columns |= {"time_gaps": bool(columns["time_gaps"]), "wide": self.columns.wide or used.wide}
+        columns |= {name: bool(columns[name]) for name in ("time_gaps", "keep_trailing")}
+        columns["wide"] = self.columns.wide or used.wide
         # Each prediction chooses the treatment of invalid rows.
         columns["on_bad_row"] = "fail"
         return columns | {"categorical": guessed["categorical"] or columns["categorical"]}

@@ -29,7 +29,7 @@ import io
 import re
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -39,6 +39,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, quote_all, require
+from raglane.data.dates import is_date
+from raglane.data.decimals import CommaColumns, Entries
 from raglane.data.formats.base import (
     check_readable,
     data_error,
@@ -47,19 +49,15 @@ from raglane.data.formats.base import (
     opened,
     read_bytes,
 )
-from raglane.data.formats.csv_table import is_date, is_plain, numbers_in, records_of_rows
-from raglane.data.decimals import CommaColumns, Entries
-from raglane.data.formats.entries import (
-    NUMBERED,
-    id_column_of,
-    read_entries,
-    row_piece,
-    step_columns,
-    text_column,
-)
+from raglane.data.formats.csv_table import records_of_rows
+from raglane.data.formats.entries import read_columns, roles_of, row_piece
+from raglane.data.formats.grouping import is_plain
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
 from raglane.data.formats.short_rows import ShortRows
+from raglane.data.formats.times import joined_ids
 from raglane.data.records import Columns, Records
+from raglane.data.roles import Facts, Roles, Shape
+from raglane.data.typed import Column, Written, numbers_in
 
 # Separators other than commas.
 _OTHER_MARKS = ("\t", ";", "|")
@@ -68,11 +66,11 @@ _OTHER_MARKS = ("\t", ";", "|")
 def read(path: Path, columns: Columns) -> Records:
     """Read a CSV file in long form."""
     entries, notes = _entries_of(path, columns)
-    records = read_entries(path, entries, columns)
+    records = read_columns(path, entries, columns)
     return replace(records, notes=(*notes, *records.notes))
 
 
-def _entries_of(path: Path, columns: Columns) -> tuple[dict[str, Entries], tuple[str, ...]]:
+def _entries_of(path: Path, columns: Columns) -> tuple[dict[str, Column], tuple[str, ...]]:
     """Return the entries of each column as texts, and notes on omitted columns."""
     content = read_bytes(path)
     # pandas decodes the file too, but does not report the place of an invalid byte.
@@ -89,7 +87,11 @@ def _entries_of(path: Path, columns: Columns) -> tuple[dict[str, Entries], tuple
         if nameless
         else ()
     )
-    return {name: rows[1:, place] for place, name in enumerate(header) if name}, notes
+    return _named_columns(header, rows[1:]), notes
+
+
+def _named_columns(header: list[str], rows: Entries) -> dict[str, Column]:
+    return {name: Written(rows[:, place]) for place, name in enumerate(header) if name}
 
 
 def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entries]:
@@ -184,17 +186,15 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     whole, because its last row may belong to its first sequence.
     """
     _check_bytes(path)
-    header = _header_of(path, next(_chunks(path), np.empty((0, 0), dtype=object)), columns)
-    names = [name for name in header if name]
-    may_be_wide = columns.wide or sum(map(bool, map(NUMBERED.fullmatch, names))) > 2
-    entries = _entries_of(path, columns)[0] if may_be_wide else {}
-    is_long = not columns.wide and not (entries and step_columns(path, columns, entries))
-    if is_long and text_column(path, columns, names) is None:
-        id_name, _ = id_column_of(path, columns, names)
-        place = header.index(id_name)
-        is_consecutive, has_numbers = _survey_ids(_chunks(path), place)
+    rows = next(_chunks(path), np.empty((0, 0), dtype=object))
+    header = _header_of(path, rows, columns)
+    # The first rows decide about a row per element; about steps and texts, all rows.
+    roles = roles_of(path, Facts(_named_columns(header, rows[1:])), columns)
+    if roles.shape is Shape.ELEMENTS and roles.id:
+        places = tuple(map(header.index, roles.id))
+        is_consecutive, has_numbers = _survey_ids(_chunks(path), places)
         if is_consecutive:
-            file = _File(path, header, place, columns, has_numbers)
+            file = _File(path, header, places, columns, roles, has_numbers)
             if start:
                 # The first rows decide how the others are read.
                 for piece in islice(file.pieces(0), 1):
@@ -202,33 +202,40 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
             yield from file.pieces(start[0] if start else 0)
             return
     if not start:
-        yield from entry_pieces(path, entries or _entries_of(path, columns)[0], columns)
+        yield from column_pieces(path, _entries_of(path, columns)[0], columns)
 
 
-def entry_pieces(path: Path, entries: dict[str, Entries], columns: Columns) -> Iterator[Piece]:
-    """Yield the sequences of columns of texts as one piece."""
-    names = list(entries)
-    text = text_column(path, columns, names)
-    steps = step_columns(path, columns, entries)
-    if text is not None or steps or columns.wide:
-        yield row_piece(path, entries, replace(columns, sequence=text), steps)
+def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> Iterator[Piece]:
+    """Yield the sequences of typed columns as one piece."""
+    roles = roles_of(path, Facts(table), columns)
+    if roles.shape is not Shape.ELEMENTS:
+        yield row_piece(path, table, columns, roles)
         return
-    name, _ = id_column_of(path, columns, names)
-    yield _File(
-        path, names, names.index(name), columns, all(map(is_plain, entries[name]))
-    ).regrouped(entries)
+    codes = np.zeros(len(next(iter(table.values()))), dtype=np.int64)
+    has_numbers = True
+    if roles.id:
+        ids = joined_ids([table[name].words() for name in roles.id])
+        codes, different = Written(ids).codes()
+        has_numbers = all(map(is_plain, different))
+    order = np.argsort(codes, kind="stable")
+    names = list(table)
+    places = tuple(map(names.index, roles.id))
+    file = _File(path, names, places, columns, roles, has_numbers)
+    ordered = {name: column.take(order) for name, column in table.items()}
+    yield file.piece(ordered, order, len(order))
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file that is read in pieces: its columns, the place of the ids, and whether all ids are
-    numbers.
+    """A file that is read in pieces: its columns, the places of the ids, their roles, and whether
+    all ids are numbers.
     """
 
     path: Path
     header: list[str]
-    place: int
+    places: tuple[int, ...]
     columns: Columns
+    roles: Roles
     has_numbers: bool
     # The columns of the first rows, and whether they contain tokens; later rows are read in the
     # same way.
@@ -236,33 +243,28 @@ class _File:
 
     def pieces(self, start: int) -> Iterator[Piece]:
         """Yield pieces from a data row on."""
-        for first, rows in _whole_sequences(_chunks(self.path), self.place, start):
-            yield self._piece(rows, np.arange(first, first + len(rows)), first + len(rows))
+        for first, rows in _whole_sequences(_chunks(self.path), self.places, start):
+            numbers = np.arange(first, first + len(rows))
+            yield self.piece(_named_columns(self.header, rows), numbers, first + len(rows))
 
-    def regrouped(self, entries: dict[str, Entries]) -> Piece:
-        """Return all rows, sorted by sequence, as one piece."""
-        codes, _ = require("pandas", "data").factorize(entries[self.header[self.place]])
-        order = np.argsort(codes, kind="stable")
-        rows = np.stack(
-            [entries[name][order] if name else np.full(len(order), "") for name in self.header],
-            axis=1,
-        )
-        return self._piece(rows, order, len(rows))
-
-    def _piece(self, rows: Entries, numbers: npt.NDArray[np.int64], end: int) -> Piece:
+    def piece(self, table: Mapping[str, Column], numbers: npt.NDArray[np.int64], end: int) -> Piece:
         """Return a piece of whole sequences; ``numbers`` are those of the rows in the file."""
-        starts = _run_starts(rows[:, self.place])
-        bounds = np.append(starts, len(rows))
+        names = [self.header[place] for place in self.places]
+        ids = joined_ids([table[name].words() for name in names]) if names else None
+        starts = np.zeros(1, dtype=np.int64) if ids is None else _run_starts(ids)
+        bounds = np.append(starts, len(numbers))
 
         def place(row: int) -> str:
-            return f"data row {numbers[starts[row]]} (id {quote(rows[starts[row], self.place])})"
+            name = "" if ids is None else f" (id {quote(ids[starts[row]])})"
+            return f"data row {numbers[starts[row]]}{name}"
 
         def read(low: int, high: int) -> Records:
-            here = slice(bounds[low], bounds[high])
-            entries = {name: rows[here, column] for column, name in enumerate(self.header) if name}
+            here = slice(int(bounds[low]), int(bounds[high]))
+            rows = {name: column.take(here) for name, column in table.items()}
             columns, is_tokens = self.settled[0] if self.settled else (self.columns, None)
-            name = self.header[self.place]
-            records = records_of_rows(self.path, entries, columns, name, numbers[here], is_tokens)
+            records = records_of_rows(
+                self.path, rows, columns, self.roles, numbers[here], is_tokens
+            )
             if not self.settled:
                 self.settled.append((records.columns, records.is_tokens))
             return (
@@ -281,7 +283,7 @@ def _chunks(path: Path) -> Iterator[Entries]:
 
 
 def _whole_sequences(
-    chunks: Iterator[Entries], place: int, start: int
+    chunks: Iterator[Entries], places: tuple[int, ...], start: int
 ) -> Iterator[tuple[int, Entries]]:
     """Yield data rows from ``start`` on, in runs of whole sequences, each with the number of its
     first row.
@@ -292,7 +294,7 @@ def _whole_sequences(
     for count, chunk in enumerate(chunks):
         if held is not None:
             # The last sequence may continue in this chunk.
-            cut = int(_run_starts(held[:, place])[-1])
+            cut = int(_run_starts(_ids_in(held, places))[-1])
             if cut:
                 yield first, held[:cut]
                 first = first + cut
@@ -308,12 +310,19 @@ def _whole_sequences(
         yield first, held
 
 
+def _ids_in(rows: Entries, places: tuple[int, ...]) -> Entries:
+    """Return the id of each row."""
+    if len(places) == 1:
+        return rows[:, places[0]]
+    return joined_ids([rows[:, place] for place in places])
+
+
 def _run_starts(ids: Entries) -> npt.NDArray[np.int64]:
     """Return 0 and the places where an id differs from the previous one."""
     return np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
 
 
-def _survey_ids(chunks: Iterator[Entries], place: int) -> tuple[bool, bool]:
+def _survey_ids(chunks: Iterator[Entries], places: tuple[int, ...]) -> tuple[bool, bool]:
     """Return whether the rows of each sequence are consecutive, and whether all ids are whole
     numbers.
     """
@@ -322,7 +331,7 @@ def _survey_ids(chunks: Iterator[Entries], place: int) -> tuple[bool, bool]:
     has_numbers = True
     last = None
     for count, chunk in enumerate(chunks):
-        ids = chunk[int(count == 0) :, place]
+        ids = _ids_in(chunk[int(count == 0) :], places)
         if len(ids):
             different = ids[_run_starts(ids)]
             if different[0] == last:

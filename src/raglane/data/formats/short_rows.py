@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote_all
-from raglane.data.formats.base import data_error, opened
 from raglane.data.decimals import Entries
+from raglane.data.formats.base import data_error, opened
+from raglane.data.typed import Column, Written
 
 
 class _Absent(str):
@@ -91,7 +92,7 @@ def _row_sizes(path: Path, mark: str, skipped: int) -> Iterator[tuple[int, int]]
 
 
 def check_ends(
-    path: Path, entries: Mapping[str, Entries], rows: Sequence[int] | npt.NDArray[np.int64]
+    path: Path, entries: Mapping[str, Column], rows: Sequence[int] | npt.NDArray[np.int64]
 ) -> None:
     """Raise a DataError for the first row that lacks its last entries; ``rows`` are the numbers of
     the rows in the file.
@@ -100,7 +101,11 @@ def check_ends(
     if not short:
         return
     row, entry = short[0]
-    names = [name for name, column in entries.items() if isinstance(column[row], _Absent)]
+    names = [
+        name
+        for name, column in entries.items()
+        if isinstance(column, Written) and isinstance(column.entries[row], _Absent)
+    ]
     got = f"data row {rows[row]} without {quote_all(names)}"
     skip = argument("on_bad_row", "skip")
     fix = (
@@ -110,7 +115,7 @@ def check_ends(
     raise data_error(path, got, rule, fix, entry.line)
 
 
-def note_ends(entries: Mapping[str, Entries]) -> list[str]:
+def note_ends(entries: Mapping[str, Column]) -> list[str]:
     """Return the note about rows that lack their last entries."""
     short = _short_rows(entries)
     if not short:
@@ -119,7 +124,8 @@ def note_ends(entries: Mapping[str, Entries]) -> list[str]:
     return [f"{rows} with fewer entries than the header; the first: line {short[0][1].line}"]
 
 
-def _short_rows(entries: Mapping[str, Entries]) -> list[tuple[int, _Absent]]:
+def _short_rows(entries: Mapping[str, Column]) -> list[tuple[int, _Absent]]:
     """Return the rows that lack the entry of the last column, and these entries."""
-    last = entries[next(reversed(list(entries)))].tolist()
+    column = entries[next(reversed(list(entries)))]
+    last = column.entries.tolist() if isinstance(column, Written) else ()
     return [(row, entry) for row, entry in enumerate(last) if isinstance(entry, _Absent)]

@@ -18,7 +18,7 @@ from raglane.data.roles.rules import (
     option,
     time_rules,
 )
-from raglane.data.roles.steps import Steps, described, row_id, steps_of
+from raglane.data.roles.steps import NO_STEPS, Steps, described, row_id, steps_of
 from raglane.tasks import TASKS
 
 # Names of a column of texts in a file without ids.
@@ -52,7 +52,7 @@ class Roles:
     time: tuple[str, ...] = ()
     sequence: str | None = None
     label: str | None = None
-    steps: Steps = Steps()
+    steps: Steps = NO_STEPS
     id_note: str = ""
     time_note: str = ""
     note: str = ""
@@ -183,4 +183,3 @@ def _no_pair(free: Sequence[str]) -> Refusal:
     fix = f"name the texts and their transcriptions, as {pair}"
     fixes = {"sequence": free[0], "label": free[1]}
     return Refusal(got, rule, fix, fixes, tuple(free))
-

@@ -14,6 +14,7 @@ from raglane._utils.tracing import are_transforms_active, is_exporting, never_tr
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
 from raglane.kernels.triton.places import LONG
 from raglane.nn.recurrent.call import run, step
+from raglane.nn.recurrent.carry import carried
 from raglane.nn.recurrent.stack import Stack, State, one_or_tuple
 from raglane.ragged import Ragged
 
@@ -25,7 +26,13 @@ class _Forward(Protocol):
 
     @overload
     def __call__(
-        self, input: I, hx: Any = None, *, lengths: Any = None, resets: Any = None
+        self,
+        input: I,
+        hx: Any = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        begins: Any = None,
     ) -> tuple[I, Any]: ...
     @overload
     def __call__(
@@ -35,16 +42,7 @@ class _Forward(Protocol):
         *,
         lengths: Any = None,
         resets: Any = None,
-        return_states: Literal[True],
-    ) -> tuple[I, Any, list[Any]]: ...
-    @overload
-    def __call__(
-        self,
-        input: I,
-        hx: Any = None,
-        *,
-        lengths: Any = None,
-        resets: Any = None,
+        begins: Any = None,
         return_output: Literal[False],
     ) -> tuple[None, Any]: ...
     @overload
@@ -55,8 +53,9 @@ class _Forward(Protocol):
         *,
         lengths: Any = None,
         resets: Any = None,
+        begins: Any = None,
         return_output: bool = True,
-        return_states: bool = False,
+        _with_states: bool = False,
     ) -> Any: ...
 
 
@@ -110,8 +109,9 @@ class RecurrentLayer(Stack):
         *,
         lengths: Any = None,
         resets: Any = None,
+        begins: Any = None,
         return_output: bool = True,
-        return_states: bool = False,
+        _with_states: bool = False,
     ) -> Any:
         """Run the layer on a batch of sequences. The output has the kind of the input.
 
@@ -125,26 +125,31 @@ class RecurrentLayer(Stack):
                 padded.
             resets: one bool per element, of the input's kind without features. True starts a new
                 episode there, from the layer's ``initial_state``.
+            begins: for chunks of sequences, :class:`rl.data.TBPTTSampler
+                <raglane.data.TBPTTSampler>`: ``(B,)`` bool, True where a sequence begins. There a
+                row starts from the layer's ``initial_state``, and its row of ``hx`` is not read;
+                the others continue from ``hx``, which is detached, so that gradients end there. A
+                module as ``initial_state`` reads only the chunk.
             return_output: False to return None as the output, if only the state is needed.
-            return_states: True to also return the states of every layer at every step.
 
         Returns:
             The output, of the kind of the input, with ``directions * size`` features, and zeros in
             the padding of a padded tensor; and the final state, ``(layers * directions, B, size)``,
             or a tuple of them, ``(h, c)`` for an LSTM. The final state of a sequence of length 0 is
-            its initial state. With ``return_states``, third, a list with the states of each layer:
-            a Ragged ``(N, directions * size)``, or a tuple of them.
+            its initial state.
 
         Raises:
             ShapeError: sizes, lengths, dtypes or devices do not match.
-            ArgumentTypeError: the input, a state or resets are of the wrong kind.
-            ArgumentError: ``return_output`` or ``return_states`` is not a bool.
+            ArgumentTypeError: the input, a state, resets or begins are of the wrong kind, or there
+                are begins for a bidirectional layer.
+            ArgumentError: ``return_output`` is not a bool; or ``hx`` is None,
+                and a sequence does not begin.
             DispatchError: the layer's schedule and backend do not support this call.
         """
+        if begins is not None:
+            hx = carried(self, input, hx, begins)
         if return_output is not True:
             check_flag("return_output", return_output)
-        if return_states is not False:
-            check_flag("return_states", return_states)
         if torch.compiler.is_compiling() and (
             isinstance(input, PackedSequence) or are_transforms_active()
         ):
@@ -154,9 +159,37 @@ class RecurrentLayer(Stack):
                 raise DispatchError("input", "a PackedSequence", rule, fix)
             # torch.compile returns an empty PackedSequence if it was created within a graph, and
             # cannot resume a graph within a transformation of torch.func.
-            options = {"return_output": return_output, "return_states": return_states}
+            options = {"return_output": return_output, "_with_states": _with_states}
             return _outside_of_graphs(self, input, hx, lengths=lengths, resets=resets, **options)
-        return run(self, input, hx, lengths, resets, return_output, return_states)
+        return run(self, input, hx, lengths, resets, return_output, _with_states)
+
+    def with_states(
+        self, input: I, hx: State | None = None, *, lengths: Any = None, resets: Any = None
+    ) -> tuple[I, Any, list[Any]]:
+        """Run the layer, and also return the states of every layer at every step.
+
+        Args:
+            input: as in a call.
+            hx: as in a call.
+            lengths: as in a call.
+            resets: as in a call.
+
+        Returns:
+            The output and the final state of a call, and a list with the states of each layer: a
+            Ragged ``(N, directions * size)``, or a tuple of them, ``(h, c)`` for an LSTM.
+
+        Raises:
+            RaglaneError: as in a call.
+
+        Example:
+            >>> layer = rl.nn.LSTM(3, 4, num_layers=2)
+            >>> out, final, states = layer.with_states(rl.Ragged([torch.randn(5, 3)]))
+            >>> h, c = states[1]
+            >>> torch.equal(h.values, out.values), c.values.shape
+            (True, torch.Size([5, 4]))
+        """
+        result: Any = self(input, hx, lengths=lengths, resets=resets, _with_states=True)
+        return result
 
     def __prepare_scriptable__(self) -> Any:
         rule = "a module that TorchScript can compile"
@@ -221,7 +254,7 @@ class RecurrentLayer(Stack):
                 "step", "a bidirectional layer", rule, "build the layer with bidirectional=False"
             )
         begins = state is None or resets is not None
-        if begins and self.initial_state in ("lengths", "module"):
+        if begins and self.initial_state not in ("zeros", "learned"):
             rule = "'zeros' or 'learned' for a first step: it cannot read the whole sequence"
             fix = "pass a state, and no resets"
             raise ArgumentTypeError("initial_state", repr(self.initial_state), rule, fix)
@@ -271,7 +304,7 @@ class RecurrentLayer(Stack):
         pairs = zip(fresh, states, strict=True)
         return one_or_tuple(tuple([torch.where(marks, new, old) for new, old in pairs]))
 
-    def prepare(self, *, resets: bool = False, return_states: bool = False) -> None:
+    def warm_up(self, *, resets: bool = False, with_states: bool = False) -> None:
         """Compile the kernels of this layer, and compare them with torch, ahead of its first call.
 
         On a GPU a comparison waits for the device, and cannot be made while a CUDA graph is
@@ -280,14 +313,14 @@ class RecurrentLayer(Stack):
 
         Args:
             resets: True for calls with ``resets`` on the device of the layer.
-            return_states: True for calls with ``return_states``.
+            with_states: True for calls of :meth:`with_states`.
 
         Raises:
             RaglaneError: the layer's schedule, backend or weights are invalid, as in a call.
 
         Example:
             >>> layer = rl.nn.SRU(3, 4)
-            >>> layer.prepare()
+            >>> layer.warm_up()
             >>> layer.weight_ih_l0.grad is None
             True
         """
@@ -306,14 +339,14 @@ class RecurrentLayer(Stack):
             )
             for records in (False, True):
                 with torch.set_grad_enabled(records):
-                    output, *_ = self.forward(batch, resets=starts, return_states=return_states)
+                    output, *_ = self.forward(batch, resets=starts, _with_states=with_states)
                     if output.values.requires_grad:
                         parameters = [
                             parameter for parameter in self.parameters() if parameter.requires_grad
                         ]
                         torch.autograd.grad(output.values.sum(), parameters, allow_unused=True)
 
-    def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
+    def final(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
         """Return one vector per sequence: the last layer's final state, of both directions.
 
         For a bidirectional layer this differs from ``out.last()``, whose second half is the reverse
@@ -332,7 +365,7 @@ class RecurrentLayer(Stack):
 
         Example:
             >>> layer = rl.nn.GRU(3, 4, bidirectional=True)
-            >>> layer.summary(*layer(rl.Ragged([torch.randn(5, 3), torch.randn(2, 3)]))).shape
+            >>> layer.final(*layer(rl.Ragged([torch.randn(5, 3), torch.randn(2, 3)]))).shape
             torch.Size([2, 8])
         """
         h = state[0] if isinstance(state, tuple | list) and state else state
@@ -358,6 +391,8 @@ class RecurrentLayer(Stack):
             if getattr(self, name) != getattr(Stack, name)
         }
         chosen |= {name: value for name, value in vars(self.regularisation).items() if value}
+        if isinstance(self.initial_state, torch.nn.Module):
+            chosen["initial_state"] = type(self.initial_state).__name__
         shown = (f"{name}={value!r}" for name, value in chosen.items())
         return ", ".join(filter(None, (super().extra_repr(), *shown)))
 

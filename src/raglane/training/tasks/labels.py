@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -9,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
+from raglane.data.encoders import IGNORED, IGNORED_CLASS, without_ignored
 from raglane.nn.linear import row_sigmoid
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of
-from raglane.training.settings import Settings
+from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Score, Task, values_of
 
 
@@ -39,6 +41,7 @@ class Classify(Task):
         """Return weights that give all classes the same total weight, with mean 1 over the
         targets.
         """
+        targets = targets[targets != IGNORED_CLASS]
         counts = torch.bincount(targets, minlength=self.preprocessor.class_count)
         return len(targets) / (self.preprocessor.class_count * counts.clamp(min=1).float())
 
@@ -80,7 +83,21 @@ class Classify(Task):
 
 
 class Tag(Classify):
-    """One class per element."""
+    """One class per element; elements of the class -100 do not count."""
+
+    def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
+        """Return cross-entropy and accuracy of logits ``(N, K)``."""
+        score = super().score(output, batch, training=training)
+        return replace(score, count=(targets_of(batch) != IGNORED_CLASS).sum())
+
+    @staticmethod
+    def notes(training: Dataset, validation: Dataset | None, settings: ModelSettings) -> list[str]:  # noqa: ARG004
+        """Return a line on the elements that do not count."""
+        counts = training.statistics_for(settings.task).labels
+        if len(without_ignored(counts, settings.task)) == len(counts):
+            return []
+        share = f"{counts[IGNORED]:,} of {sum(counts.values()):,} elements"
+        return [f"labels: {IGNORED} is no class: {share} of the training part do not count"]
 
 
 class _Confusion:
@@ -93,12 +110,14 @@ class _Confusion:
         self.matrix = torch.zeros((len(labels), len(labels)), dtype=torch.int64)
 
     def add(self, output: Tensor, batch: Batch) -> None:
+        targets = targets_of(batch)
+        counts = targets != IGNORED_CLASS
+        targets = targets[counts]
+        output = output[counts]
         if self.top > 1:
             top_classes = output.topk(self.top, dim=-1).indices
-            self.among_top += int((top_classes == targets_of(batch).unsqueeze(1)).sum())
-        self.matrix += confusion_matrix(
-            targets_of(batch).cpu(), output.argmax(-1).cpu(), len(self.labels)
-        )
+            self.among_top += int((top_classes == targets.unsqueeze(1)).sum())
+        self.matrix += confusion_matrix(targets.cpu(), output.argmax(-1).cpu(), len(self.labels))
 
     def measured(self) -> Measured:
         numbers = {"accuracy": accuracy(self.matrix), "macro_f1": macro_f1(self.matrix)}
