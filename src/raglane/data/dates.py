@@ -64,14 +64,10 @@ class Mixed:
 
 def is_date(text: str) -> bool:
     """Return True for a date, with or without a time of day."""
-<<<<<<< HEAD
-    return any(test(text) for test in (_iso, _numeric, _year_first, _day_name, _name_day))
-=======
     if (match := _numeric(text)) is not None:
         days = sorted((int(match["first"]), int(match["other"])))
         return 0 < days[0] <= 12 and days[1] <= 31
     return any(test(text) for test in (_iso, _year_first, _day_name, _name_day))
->>>>>>> data-core
 
 
 def format_of(entries: Entries) -> str | Ambiguous | Mixed | None:
