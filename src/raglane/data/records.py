@@ -23,9 +23,10 @@ from raglane.tasks import DUPLICATES, TASKS
 # its flags.
 _ROLES, LISTS = ("sequence", "label", "id", "time"), ("features", "static", "categorical")
 _TIMES = ("time_format", "duplicate_times")
-ROLES = (*_ROLES, *LISTS, "time_gaps", "wide", *_TIMES)
+_HEADER = ("header", "no_header")
+ROLES = (*_ROLES, *LISTS, "time_gaps", "wide", *_TIMES, *_HEADER)
 # The attributes that tell how other data of a kind is read.
-READING = ("time_gaps", "wide", *_TIMES, "keep_trailing")
+READING = ("time_gaps", "wide", *_TIMES, "keep_trailing", *_HEADER)
 # The channel of the time since the previous element.
 TIME_GAP = "time_gap"
 
@@ -79,6 +80,9 @@ class Columns:
             rows, with a note, and refuses more.
         keep_trailing: whether elements at the end of a sequence that are missing in all channels
             are elements; else a sequence ends before them, as in padded data.
+        header: the names of the columns of a CSV file without a header, with commas between them.
+        no_header: whether a CSV file has no header; without names, its columns are ``c1`` and so
+            on.
 
     Raises:
         ArgumentError: ``task``, ``split`` or ``duplicate_times`` is unknown.
@@ -106,6 +110,8 @@ class Columns:
     time_format: str | None = None
     duplicate_times: str | None = None
     keep_trailing: bool = False
+    header: str | None = None
+    no_header: bool = False
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -125,6 +131,8 @@ class Columns:
         check_flag("time_gaps", self.time_gaps)
         check_flag("wide", self.wide)
         check_flag("keep_trailing", self.keep_trailing)
+        check_flag("no_header", self.no_header)
+        check_kind("header", self.header, (str, type(None)), "names with commas, or None", fix)
         form = self.time_format
         check_kind("time_format", form, (str, type(None)), "a format of strptime, or None", fix)
         if self.duplicate_times is not None:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 DEFAULT_DATA = "Japanese vowels"
 # The tasks that labels are tried for if they are not classes of sequences, in this order.
 LABELLED = ("tag", "regress", "multilabel")
-_TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".npz")
-# The tasks to try after "classify", by suffix; "regress" for others.
-_GUESSED = {".txt": ("language",), **dict.fromkeys(_TABLES, LABELLED)}
+# The tasks to try after "classify", by format; "regress" for others.
+_GUESSED: dict[str, tuple[str, ...]] = {"text": ("language",), "conll": ("tag",)}
+_GUESSED |= dict.fromkeys(("jsonl", "parquet", "npz"), LABELLED)
 
 
 def _column(role: str, help: str, unset: str) -> Any:
@@ -117,6 +117,15 @@ class ColumnNames:
         "Keep elements at the end of a sequence that are missing in all channels, as in padded data.",
         DATA,
     )
+    header: str | None = option(
+        None,
+        "Names of the columns of a CSV file without a header, with commas between them.",
+        DATA,
+        metavar="NAMES",
+    )
+    no_header: bool = option(
+        False, "A CSV file has no header: its columns are --header, or c1, c2 and so on.", DATA
+    )
     on_bad_row: str = option(
         "fail",
         "fail: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
@@ -146,7 +155,8 @@ def chosen_columns(names_of: Mapping[str, Any]) -> dict[str, Any]:
             check_kind(name, value, (list, tuple), "a list of column names", 'pass ["a", "b"]')
         if name == "tokens" and isinstance(value, bool):
             value = "yes" if value else "no"
-        if name in ("wide", "time_gaps", "keep_trailing") and value is not None:
+        flags = ("wide", "time_gaps", "keep_trailing", "no_header")
+        if name in flags and value is not None:
             chosen[name] = check_flag(name, value)
             continue
         for entry in value if isinstance(value, (list, tuple)) else [value]:
@@ -261,9 +271,10 @@ class Source:
             return self.open(task), task
         if self.held is not None:
             return self._guess_in_memory(loss)
-        from raglane.data.formats.base import suffix_of
+        from raglane.data.formats import pick
 
-        others = _GUESSED.get("" if self.path is None else suffix_of(self.path), ("regress",))
+        name = None if self.path is None else pick(self.path, self.format).name
+        others = _GUESSED.get(name or "", ("regress",))
         tasks = tasks_of(loss) or ["classify", *others]
         if self.columns.label is not None and len(tasks) > 1:
             # A forecast has no label.
@@ -342,6 +353,8 @@ class Source:
             guessed["tokens"] = words[used.tokens]
             guessed |= {"time_gaps": used.time_gaps, "time": used.time, "wide": used.wide}
             guessed |= {"time_format": used.time_format, "duplicate_times": used.duplicate_times}
+            guessed |= {"keep_trailing": used.keep_trailing}
+            guessed |= {"header": used.header, "no_header": used.no_header}
             if used.sequence == "sequence":
                 # The default name in a converted folder; columns with this name are detected.
                 guessed["sequence"] = None
@@ -350,7 +363,8 @@ class Source:
             name: guessed.get(name) if named in (None, [], False) else named
             for name, named in asked.items()
         }
-        columns |= {name: bool(columns[name]) for name in ("time_gaps", "keep_trailing")}
+        flags = ("time_gaps", "keep_trailing", "no_header")
+        columns |= {name: bool(columns[name]) for name in flags}
         columns["wide"] = self.columns.wide or used.wide
         # Each prediction chooses the treatment of invalid rows.
         columns["on_bad_row"] = "fail"

@@ -9,9 +9,9 @@ from pathlib import Path, PurePath
 
 from raglane._utils.checks import check_choice
 from raglane._utils.files import as_path, check_file
-from raglane._utils.messages import argument, count_of, printable, quote, shorten
-from raglane.data.formats import csv, ipc, jsonl, npz, text, ts
-from raglane.data.formats.base import Format, data_error, open_error, suffix_of, unused_notes
+from raglane._utils.messages import count_of, printable, shorten
+from raglane.data.formats import conll, csv, ipc, jsonl, npz, others, text, ts
+from raglane.data.formats.base import Format, open_error, suffix_of, unused_notes
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
 from raglane.data.records import ROLES, Columns, Records, RoleNotes, note_empty
 
@@ -25,7 +25,10 @@ FORMATS: dict[str, Format] = {
     "arrow": Format("arrow", _ARROW, ipc.read, ipc.pieces, ROLES),
     "jsonl": Format("jsonl", (".jsonl", ".ndjson", ".json"), jsonl.read, jsonl.pieces, ROLES),
     "npz": Format("npz", (".npz",), npz.read, npz.pieces, ROLES),
-    "csv": Format("csv", (".csv", ".tsv"), csv.read, csv.pieces, ROLES),
+    "csv": Format(
+        "csv", (".csv", ".tsv", ".psv", ".tab", ".dat", ".data"), csv.read, csv.pieces, ROLES
+    ),
+    "conll": Format("conll", conll.SUFFIXES, conll.read, conll.pieces, conll.ROLES),
     "text": Format("text", (".txt",), text.read, text.pieces),
     "folder": Format("folder", (), text.read_folder, text.folder_pieces),
 }
@@ -69,6 +72,8 @@ def _printed(notes: Iterable[str]) -> tuple[str, ...]:
 
 def pick(path: Path, format: str | None = None) -> Format:
     """Return the format of a name, or else of a path."""
+    if str(path) == "-":
+        others.check_suffix(path)
     try:
         check_file(path)
     except IsADirectoryError:
@@ -79,14 +84,17 @@ def pick(path: Path, format: str | None = None) -> Format:
         return FORMATS[check_choice("format", format, tuple(FORMATS), "pass one of these, or None")]
     if path.is_dir():
         return FORMATS["arrow" if ipc.is_converted(path) else "folder"]
-    if (known := by_suffix(path)) is not None:
+    known = by_suffix(path)
+    if known is not None and known.name != "text":
+        return known
+    others.check_suffix(path)
+    name = others.format_of_content(path)
+    if name is not None:
+        return FORMATS[name]
+    if known is not None:
         return known
     suffixes = ", ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
-    got = f"the suffix {quote(path.suffix)}" if path.suffix else "no suffix"
-    rule = f"a file with the suffix {suffixes}, or a folder of .txt files"
-    raise data_error(
-        path, got, rule, f"name the format with {argument('format')}, or unpack or convert the file"
-    )
+    raise others.unknown(path, suffixes)
 
 
 def by_suffix(path: PurePath) -> Format | None:

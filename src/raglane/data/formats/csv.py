@@ -26,19 +26,18 @@ float32, such as 1e999, is infinite, and so missing.
 from __future__ import annotations
 
 import io
-import re
 import sys
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.messages import count_of, quote, quote_all, require
+from raglane._utils.messages import argument, count_of, quote, quote_all, require
 from raglane.data.dates import is_date
 from raglane.data.decimals import CommaColumns, Entries
 from raglane.data.formats.base import (
@@ -52,15 +51,13 @@ from raglane.data.formats.base import (
 from raglane.data.formats.csv_table import records_of_rows
 from raglane.data.formats.entries import read_columns, roles_of, row_piece
 from raglane.data.formats.grouping import is_plain
+from raglane.data.formats.layout import UTF16, Plain, plain
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
 from raglane.data.formats.short_rows import ShortRows
 from raglane.data.formats.times import joined_ids
 from raglane.data.records import Columns, Records
 from raglane.data.roles import Facts, Roles, Shape
 from raglane.data.typed import Column, Written, numbers_in
-
-# Separators other than commas.
-_OTHER_MARKS = ("\t", ";", "|")
 
 
 def read(path: Path, columns: Columns) -> Records:
@@ -73,20 +70,20 @@ def read(path: Path, columns: Columns) -> Records:
 def _entries_of(path: Path, columns: Columns) -> tuple[dict[str, Column], tuple[str, ...]]:
     """Return the entries of each column as texts, and notes on omitted columns."""
     content = read_bytes(path)
-    # pandas decodes the file too, but does not report the place of an invalid byte.
-    decode(path, content)
-    rows = next(_parsed(path, io.BytesIO(content), None))
+    table = plain(path, io.BytesIO(content), columns)
+    if not content.startswith(UTF16):
+        # pandas decodes the file too, but does not report the place of an invalid byte.
+        decode(path, content)
+    rows = next(_parsed(path, table, columns, None))
     header = _header_of(path, rows, columns)
     if len(rows) == 1:
         raise data_error(
             path, "a header and no rows", "a file with at least one sequence", "check the file"
         )
     nameless = header.count("")
-    notes = (
-        (f"left out, because they have no name: {count_of(nameless, 'column')}",)
-        if nameless
-        else ()
-    )
+    notes = table.notes
+    if nameless:
+        notes = (*notes, f"left out, because they have no name: {count_of(nameless, 'column')}")
     return _named_columns(header, rows[1:]), notes
 
 
@@ -94,19 +91,10 @@ def _named_columns(header: list[str], rows: Entries) -> dict[str, Column]:
     return {name: Written(rows[:, place]) for place, name in enumerate(header) if name}
 
 
-def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entries]:
+def _parsed(path: Path, table: Plain, columns: Columns, size: int | None) -> Iterator[Entries]:
     """Yield the rows of an open file, the header first, in arrays of ``size`` rows, or in one."""
     pandas = require("pandas", "data")
-    first = content.readline()
-    # Excel reads, and some programs write, a first line that names the separator.
-    named = re.fullmatch(r'\ufeff?"?sep=(.)"?\s*', first.decode(errors="replace"), re.IGNORECASE)
-    # A comma, unless the header has only others, except in quotes.
-    marks = re.sub(rb'"[^"]*"?', b"", first)
-    guess = next(
-        (mark for mark in _OTHER_MARKS if mark.encode() in marks and b"," not in marks), ","
-    )
-    mark = named[1] if named else guess
-    content.seek(len(first) if named else 0)
+    mark = table.mark
     # The header is read as a row, because pandas would rename repeated and empty names, and
     # truncate longer rows.
     options: dict[str, Any] = {
@@ -119,9 +107,11 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
         True  # as in "id, time, label"; spaces in quotes are part of an entry
     )
     commas = CommaColumns()
-    short = ShortRows(path, mark, skipped=int(bool(named)))
+    short = ShortRows(lambda: plain(path, opened(path), columns))
     try:
-        with pandas.read_csv(content, sep=mark, chunksize=size or sys.maxsize, **options) as reader:
+        with pandas.read_csv(
+            table.file, sep=mark, chunksize=size or sys.maxsize, **options
+        ) as reader:
             for frame in reader:
                 rows = short.mark(frame.fillna("").to_numpy(dtype=object))
                 yield rows if mark == "," else commas.mark(rows)
@@ -175,7 +165,7 @@ def _check_header(path: Path, header: list[str], rows: Entries) -> None:
             path,
             f"no header, but {quote_all(names)}",
             "a file with a header",
-            "add it as the first line",
+            f"add it as the first line, or pass {argument('no_header', value=True, of='Columns')}",
         )
 
 
@@ -186,13 +176,13 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     whole, because its last row may belong to its first sequence.
     """
     _check_bytes(path)
-    rows = next(_chunks(path), np.empty((0, 0), dtype=object))
+    rows = next(_chunks(path, columns), np.empty((0, 0), dtype=object))
     header = _header_of(path, rows, columns)
     # The first rows decide about a row per element; about steps and texts, all rows.
     roles = roles_of(path, Facts(_named_columns(header, rows[1:])), columns)
     if roles.shape is Shape.ELEMENTS and roles.id:
         places = tuple(map(header.index, roles.id))
-        is_consecutive, has_numbers = _survey_ids(_chunks(path), places)
+        is_consecutive, has_numbers = _survey_ids(_chunks(path, columns), places)
         if is_consecutive:
             file = _File(path, header, places, columns, roles, has_numbers)
             if start:
@@ -278,7 +268,7 @@ class _File:
 
     def pieces(self, start: int) -> Iterator[Piece]:
         """Yield pieces from a data row on."""
-        for first, rows in _whole_sequences(_chunks(self.path), self.places, start):
+        for first, rows in _whole_sequences(_chunks(self.path, self.columns), self.places, start):
             numbers = np.arange(first, first + len(rows))
             yield self.piece(_named_columns(self.header, rows), numbers, first + len(rows))
 
@@ -309,10 +299,10 @@ class _File:
         return Piece(len(starts), read, (end,), place)
 
 
-def _chunks(path: Path) -> Iterator[Entries]:
+def _chunks(path: Path, columns: Columns) -> Iterator[Entries]:
     """Yield the rows of a file in chunks, the header first."""
     with opened(path) as file:
-        yield from _parsed(path, file, ROWS)
+        yield from _parsed(path, plain(path, file, columns), columns, ROWS)
 
 
 def _whole_sequences(
@@ -383,7 +373,9 @@ def _check_bytes(path: Path) -> None:
     line = 1
     rest = b""
     with opened(path) as file:
-        while chunk := file.read(BYTES):
+        is_utf16 = file.read(2) in UTF16
+        file.seek(0)
+        while not is_utf16 and (chunk := file.read(BYTES)):
             # Chunks may split characters, so whole lines are decoded.
             block, newline, rest = (rest + chunk).rpartition(b"\n")
             decode(path, block, line)

@@ -1,4 +1,4 @@
-"""Classification, tagging and multi-label classification."""
+"""Classification and multi-label classification."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Classify(Task):
         counts = torch.bincount(targets, minlength=self.preprocessor.class_count)
         return len(targets) / (self.preprocessor.class_count * counts.clamp(min=1).float())
 
-    def meter(self, model: Any, records: Dataset, top: int = 1) -> _Confusion:  # noqa: ARG002
+    def meter(self, model: Any, records: Dataset, top: int = 1) -> Confusion:  # noqa: ARG002
         """Return a meter of the confusion matrix, accuracy and F1 scores."""
-        return _Confusion(self.preprocessor.labels or (), top)
+        return Confusion(self.preprocessor.labels or (), top)
 
     def columns(
         self,
@@ -100,7 +100,7 @@ class Tag(Classify):
         return [f"labels: {IGNORED} is no class: {share} of the training part do not count"]
 
 
-class _Confusion:
+class Confusion:
     """Accumulates the confusion matrix."""
 
     def __init__(self, labels: tuple[str, ...], top: int) -> None:
@@ -110,6 +110,7 @@ class _Confusion:
         self.matrix = torch.zeros((len(labels), len(labels)), dtype=torch.int64)
 
     def add(self, output: Tensor, batch: Batch) -> None:
+        """Add a batch and its logits ``(B or N, K)``."""
         targets = targets_of(batch)
         counts = targets != IGNORED_CLASS
         targets = targets[counts]
@@ -120,6 +121,7 @@ class _Confusion:
         self.matrix += confusion_matrix(targets.cpu(), output.argmax(-1).cpu(), len(self.labels))
 
     def measured(self) -> Measured:
+        """Return the scores of all batches."""
         numbers = {"accuracy": accuracy(self.matrix), "macro_f1": macro_f1(self.matrix)}
         # The share of the most frequent class.
         numbers["majority_accuracy"] = int(self.matrix.sum(1).max()) / max(
