@@ -20,6 +20,7 @@ from raglane.data.formats.base import (
     columns_argument,
     data_error,
     empty_label,
+    refused,
 )
 from raglane.data.formats.grouping import (
     MISSING_WORDS,
@@ -40,7 +41,7 @@ from raglane.data.records import (
     as_float32,
     place_of,
 )
-from raglane.data.roles import Facts, Roles
+from raglane.data.roles import Facts, Refusal, Roles
 from raglane.data.roles.rules import NO_TIME, ROLE_NAMES, TIME_NAMES, option
 from raglane.data.typed import Bools, Column, Integers, Written
 from raglane.errors import UnfitColumnError
@@ -232,9 +233,12 @@ def _features(
     """
     if not names:
         fix = f"add one, or name it with {columns_argument('features')}"
-        raise data_error(
-            table.path, "no feature column", "a file with at least one feature column", fix
-        )
+        rule = "a file with at least one feature column"
+        fixes = {}
+        if columns.task != "forecast":
+            fix = f"{fix}; without labels, pass {argument('task', 'forecast')}"
+            fixes = {"task": "forecast"}
+        raise refused(table.path, Refusal("no feature column", rule, fix, fixes))
     numbers: dict[str, npt.NDArray[np.float32]] = {}
     words: list[str] = []
     for name in names:
