@@ -150,7 +150,7 @@ def exact_scores(log_probs: Any, tokens: Any, ngram: Any) -> Any:
 
     import raglane as rl
 
-    scores = -rl.nn.losses.ctc_loss(log_probs, tokens, reduction="none")
+    scores = -rl.nn.ctc_loss(log_probs, tokens, reduction="none")
     if ngram is not None:
         prefixes = [one[:place] for one in tokens for place in range(len(one))]
         chances = ngram(

@@ -37,10 +37,10 @@ Answers = Callable[[], list[Any]]
 def batches_of(run: Run) -> tuple[list[rl.Ragged], list[int]]:
     """Return the test data in the form of the file's input, not scaled, and the classes."""
     records = run.test_part()
-    dataset = run.preprocess.apply(records)
+    dataset = run.preprocessor.apply(records)
     raw = (
         torch.from_numpy(np.ascontiguousarray(records.values))
-        if not run.preprocess.is_tokens
+        if not run.preprocessor.is_tokens
         else dataset.values
     )
     whole = rl.Ragged.from_flat(raw, offsets=torch.from_numpy(records.offsets.copy()))
@@ -60,7 +60,7 @@ def in_runtime(path: Path, batches: list[rl.Ragged]) -> Answers:
 
 
 def here(run: Run, batches: list[rl.Ragged]) -> Answers:
-    module = RunModule(run.model, run.preprocess).eval()
+    module = RunModule(run.model, run.preprocessor).eval()
 
     def answers() -> list[Any]:
         with torch.inference_mode():

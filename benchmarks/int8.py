@@ -1,4 +1,4 @@
-"""Inference with int8 weights (``rl.freeze(layer, dtype=torch.int8)``) against float32 weights,
+"""Inference with int8 weights (``rl.quantize(layer)``) against float32 weights,
 both packed beforehand.
 
     python benchmarks/int8.py > benchmarks/results/int8.md
@@ -51,7 +51,7 @@ def turns(
 
 def both(name: str, inputs: int, size: int) -> tuple[Any, Any]:
     layer = getattr(rl.nn, name)(inputs, size).eval()
-    return rl.freeze(layer), rl.freeze(copy.deepcopy(layer), dtype=torch.int8)
+    return rl.pack_weights(layer), rl.quantize(copy.deepcopy(layer))
 
 
 def a_batch(count: int, inputs: int) -> rl.Ragged:
@@ -69,8 +69,8 @@ def of_runs(folders: list[str]) -> None:
     )
     for folder in folders:
         run, found = rl.load(folder), []
-        for dtype in (None, torch.int8):
-            rl.freeze(run.model, dtype=dtype)
+        for convert in (rl.pack_weights, rl.quantize):
+            convert(run.model)
             run.evaluate()  # warm
             start = time.perf_counter()
             found.append((run.evaluate(), time.perf_counter() - start))

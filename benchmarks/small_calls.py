@@ -4,8 +4,8 @@
 
 The first table has 8 sequences of 10 elements, 32 features and 32 units: our layer on a Ragged
 against the fastest of torch's layer on a padded tensor and on a pack. The second has ``layer.step``
-for ``B`` streams against torch's cell and against torch's layer on one step. The weights of frozen
-layers (``rl.freeze``) are packed beforehand. All calls take turns, and each figure is a median.
+for ``B`` streams against torch's cell and against torch's layer on one step. The weights of
+prepacked layers were packed before, by ``rl.pack_weights``. All calls take turns, and each figure is a median.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def train(layer: Any, given: Any, weights: list[Tensor], gradient: Tensor) -> An
 
 
 def batches() -> None:
-    columns = "ours, us | frozen, us | torch padded, us | torch packed, us | torch / ours | torch / frozen"
+    columns = "ours, us | prepacked, us | torch padded, us | torch packed, us | torch / ours | torch / prepacked"
     print(f"| layer | mode | {columns} |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     sequences = [torch.randn(STEPS, SIZE) for _ in range(SEQUENCES)]
     given = {
         "ours": rl.Ragged(sequences),
-        "frozen": rl.Ragged(sequences),
+        "prepacked": rl.Ragged(sequences),
         "padded": torch.stack(sequences, 1),
         "packed": torch.nn.utils.rnn.pack_sequence(sequences),
     }
@@ -73,7 +73,7 @@ def batches() -> None:
         ours.load_state_dict(theirs.state_dict())
         layers = {
             "ours": ours,
-            "frozen": rl.freeze(copy.deepcopy(ours)),
+            "prepacked": rl.pack_weights(copy.deepcopy(ours)),
             "padded": theirs,
             "packed": theirs,
         }
@@ -90,12 +90,12 @@ def batches() -> None:
             best = min(found["padded"], found["packed"])
             times = " | ".join(f"{found[way]:.1f}" for way in given)
             print(
-                f"| {name} | {mode} | {times} | {best / found['ours']:.2f} | {best / found['frozen']:.2f} |"
+                f"| {name} | {mode} | {times} | {best / found['ours']:.2f} | {best / found['prepacked']:.2f} |"
             )
 
 
 def steps() -> None:
-    columns = "layer.step, us | frozen, us | torch's cell, us | torch's layer, us | cell / ours | cell / frozen"
+    columns = "layer.step, us | prepacked, us | torch's cell, us | torch's layer, us | cell / ours | cell / prepacked"
     print(f"| layer | B | H | {columns} |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in ("LSTM", "GRU"):
@@ -106,7 +106,7 @@ def steps() -> None:
             )
             ours = getattr(rl.nn, name)(size, size)
             ours.load_state_dict(theirs.state_dict())
-            frozen = rl.freeze(copy.deepcopy(ours))
+            prepacked = rl.pack_weights(copy.deepcopy(ours))
             x_t, state = torch.randn(count, size), torch.zeros(1, count, size)
             hx: Any = (state, state) if name == "LSTM" else state
             flat: Any = (state[0], state[0]) if name == "LSTM" else state[0]
@@ -114,14 +114,16 @@ def steps() -> None:
                 found = medians(
                     {
                         "ours": partial(ours.step, x_t, hx),
-                        "frozen": partial(frozen.step, x_t, hx),
+                        "prepacked": partial(prepacked.step, x_t, hx),
                         "cell": partial(cell, x_t, flat),
                         "layer": partial(theirs, x_t.unsqueeze(0), hx),
                     },
                     50,
                 )
             times = " | ".join(f"{each:.1f}" for each in found.values())
-            ratios = f"{found['cell'] / found['ours']:.2f} | {found['cell'] / found['frozen']:.2f}"
+            ratios = (
+                f"{found['cell'] / found['ours']:.2f} | {found['cell'] / found['prepacked']:.2f}"
+            )
             print(f"| {name} | {count} | {size} | {times} | {ratios} |")
 
 

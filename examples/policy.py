@@ -121,7 +121,7 @@ class Loop:
     """Acts by one call of ``layer.step`` per environment."""
 
     def __init__(self, policy: Policy, count: int) -> None:
-        self.layer, self.head = rl.freeze(policy.layer), policy.head
+        self.layer, self.head = rl.pack_weights(policy.layer), policy.head
         self.states: list[Tensor | None] = [None] * count
 
     @torch.inference_mode()

@@ -144,9 +144,7 @@ class Recogniser(nn.Module):
 
     def loss(self, frames: Sequence[Tensor], digits: Sequence[Tensor]) -> Tensor:
         """Return the mean CTC loss per digit."""
-        return rl.nn.losses.ctc_loss(
-            self(rl.Ragged(frames)), rl.Ragged(digits), BLANK, reduction="sequence"
-        )
+        return rl.nn.ctc_loss(self(rl.Ragged(frames)), rl.Ragged(digits), BLANK)
 
     def read(self, frames: Sequence[Tensor]) -> list[Tensor]:
         """Return the digits of the most likely labels."""

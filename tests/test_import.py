@@ -94,3 +94,9 @@ def test_an_extra_brings_what_its_message_promises() -> None:
     for module, extra in calls:
         package = module.split(".")[0]
         assert DISTRIBUTIONS.get(package, package) in brought[extra], (module, extra)
+
+
+def test_modules_that_the_pages_name_are_attributes_at_once(script: Script) -> None:
+    names = ("cells", "schedules", "training")
+    done = script(f"import raglane as rl; print([getattr(rl, name).__name__ for name in {names}])")
+    assert done.stdout == "['raglane.cells', 'raglane.schedules', 'raglane.training']\n"

@@ -101,7 +101,7 @@ RIGHT: dict[str, Call] = {
     },
     **{
         f"Ragged.{name}": attribute(name)
-        for name in "values offsets lengths host_lengths cu_seqlens segment_ids positions".split()
+        for name in "values offsets lengths lengths_cpu cu_seqlens segment_ids positions".split()
     },
     **{
         f"Ragged.{name}, steps": method(name, 1)
@@ -121,7 +121,7 @@ RIGHT: dict[str, Call] = {
     "Ragged.flip": method("flip", 1),
     "Ragged.shift": method("shift", 1),
     "Ragged.shift, back": method("shift", -1),
-    "Ragged.spread": lambda v, n: ragged(v, n).spread(n.double()),
+    "Ragged.broadcast": lambda v, n: ragged(v, n).broadcast(n.double()),
     "Ragged.concat": lambda v, n: ragged(v, n).concat(ragged(v * 2, n.flip(0))),
     "Ragged.map": method("map", torch.relu),
     "Ragged, operators": lambda v, n: ragged(v, n) * 2 + ragged(v, n).exp(),
@@ -149,11 +149,13 @@ RIGHT: dict[str, Call] = {
     "rl.nn.losses.l1_loss": loss("l1_loss", torch.sin),
     "rl.nn.losses.huber_loss": loss("huber_loss", torch.sin),
     "rl.nn.CRF": lambda v, n: FIELD(ragged(v, n), ragged(tags(v), n)),
+    "rl.nn.CRF.loss": lambda v, n: FIELD.loss(ragged(v, n), ragged(tags(v), n)),  # type: ignore[operator]
+    "rl.nn.CRF.score": lambda v, n: FIELD.score(ragged(v, n), ragged(tags(v), n)),  # type: ignore[operator]
     "rl.nn.CRF.decode": lambda v, n: FIELD.decode(ragged(v, n)),  # type: ignore[operator]
     "rl.nn.CRF.marginals": lambda v, n: FIELD.marginals(ragged(v, n)),  # type: ignore[operator]
     "rl.nn.CRF.log_partition": lambda v, n: FIELD.log_partition(ragged(v, n)),  # type: ignore[operator]
     "rl.nn.CRF.log_likelihood": lambda v, n: FIELD.log_likelihood(ragged(v, n), ragged(tags(v), n)),  # type: ignore[operator]
-    "rl.nn.losses.ctc_loss": lambda v, n: rl.nn.losses.ctc_loss(
+    "rl.nn.ctc_loss": lambda v, n: rl.nn.ctc_loss(
         ragged(v.log_softmax(1), n), targets(n), zero_infinity=True
     ),
     "rl.nn.carry": lambda v, n: rl.nn.carry(LSTM, ragged(v, n), None, n > -1),  # type: ignore[arg-type]
@@ -169,11 +171,11 @@ REFUSED: dict[str, Call] = {
     "invert_permutation": lambda _, n: packing.invert_permutation(n.argsort()),
     **{
         f"Ragged.{name}": method(name)
-        for name in "mask to_list to_padded to_packed to_nested padding_free to_numpy".split()
+        for name in "mask to_list to_padded to_packed to_nested to_transformers to_numpy".split()
     },
     "Ragged.to_arrow": method("to_arrow"),
     "Ragged.max_length": attribute("max_length"),
-    "Ragged.fill": attribute("fill"),
+    "Ragged.density": attribute("density"),
     "Ragged.truncate": method("truncate", 2),
     "Ragged.windows": method("windows", 2),
     "Ragged.cumsum": method("cumsum", 1),
@@ -225,7 +227,6 @@ REFUSED: dict[str, Call] = {
         max_length=3,
         end=0,
     ),
-    "rl.nn.pairs": lambda v, n: rl.nn.pairs(ragged(v, n), ragged(v, n.flip(0))).values,
     "rl.nn.soft_dtw": lambda v, n: rl.nn.soft_dtw(ragged(v, n), ragged(v, n.flip(0))),
     "rl.nn.edit_distance": lambda v, n: (
         rl.nn.edit_distance(ragged(tags(v), n), ragged(tags(v), n.flip(0))).total
@@ -237,7 +238,7 @@ REFUSED: dict[str, Call] = {
 }
 
 # Not computed from tensors, or not possible in a trace.
-WITHOUT_TENSORS = set("features Hypotheses PackedSequence init".split())
+WITHOUT_TENSORS = set("feature_shape Hypotheses PackedSequence init".split())
 ELSEWHERE = {
     "from_nested",  # torch traces no nested tensor
     "from_arrow",  # reads no tensor

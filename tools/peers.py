@@ -91,7 +91,7 @@ Weights pass in both directions through `state_dict`, and accelerated models can
 _WEIGHTS = """
 ## Weights of other packages
 
-[`rl.convert_weights`](weights.md) on layers of other packages, and the differences of their outputs and final states.
+[`rl.import_layer`](weights.md) on layers of other packages, and the differences of their outputs and final states.
 
 | package | example | float64 | float32 |
 | --- | --- | --- | --- |

@@ -118,7 +118,7 @@ OPERATIONS: dict[str, Callable[[Given], Any]] = {
     "cumsum": lambda g: g.batch.cumsum(1),
     "reverse": lambda g: g.batch.reverse(),
     "shift": lambda g: (g.batch.shift(1), g.batch.shift(-2)),
-    "spread": lambda g: g.batch.spread(g.per_sequence),
+    "broadcast": lambda g: g.batch.broadcast(g.per_sequence),
     "truncate": lambda g: g.batch.truncate(3),
     "windows": lambda g: g.batch.windows(2),
     "concat": lambda g: g.batch.concat(g.other),
@@ -139,10 +139,10 @@ LOSSES: dict[str, Callable[[Given], Any]] = {
     ),
     "cross_entropy": lambda g: rl.nn.losses.cross_entropy(g.batch, g.labels),
     "nll_loss": lambda g: rl.nn.losses.nll_loss(g.batch.map(_log_softmax), g.labels),
-    "ctc_loss": lambda g: rl.nn.losses.ctc_loss(g.batch.map(_log_softmax), g.targets),
+    "ctc_loss": lambda g: rl.nn.ctc_loss(g.batch.map(_log_softmax), g.targets),
 }
 CRF: dict[str, Callable[[Any, Given], Any]] = {
-    "loss": lambda crf, g: crf(g.batch, g.labels),
+    "loss": lambda crf, g: crf.loss(g.batch, g.labels),
     "marginals": lambda crf, g: crf.marginals(g.batch),
     "decode": lambda crf, g: crf.decode(g.batch),
 }

@@ -12,7 +12,7 @@ from raglane.training.inference import answering
 
 run = rl.load(sys.argv[1])
 lines = [[float(number) for number in line.split()] for line in sys.stdin]
-if run.preprocess.is_tokens:
+if run.preprocessor.is_tokens:
     sequences = [torch.tensor(line, dtype=torch.int64) for line in lines]
 else:
     sequences = [torch.tensor(line).reshape(-1, run.model.config.input_size) for line in lines]

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from raglane import data, errors, export, lens, nn, packing, plot, serve, sklearn
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import use_backend
-    from raglane.nn.recurrent.accelerate import accelerate, unaccelerate
-    from raglane.nn.recurrent.convert import convert_weights
+    from raglane.nn.recurrent.accelerate import accelerate, to_torch
+    from raglane.nn.recurrent.convert import import_layer
     from raglane.nn.recurrent.explain import explain
-    from raglane.nn.recurrent.freeze import freeze
+    from raglane.nn.recurrent.packed_weights import pack_weights, quantize
     from raglane.planner import plan
     from raglane.ragged import Ragged
     from raglane.runs.fit import fit
@@ -39,23 +39,24 @@ __all__ = [
     "Run",
     "accelerate",
     "collate",
-    "convert_weights",
     "cost",
     "data",
     "errors",
     "explain",
     "export",
     "fit",
-    "freeze",
+    "import_layer",
     "lens",
     "load",
     "nn",
+    "pack_weights",
     "packing",
     "plan",
     "plot",
+    "quantize",
     "serve",
     "sklearn",
-    "unaccelerate",
+    "to_torch",
     "use_backend",
 ]
 
@@ -64,17 +65,21 @@ _HOMES = {
     "Run": "runs.run",
     "accelerate": "nn.recurrent.accelerate",
     "collate": "data.collate",
-    "convert_weights": "nn.recurrent.convert",
+    "import_layer": "nn.recurrent.convert",
     "cost": "schedules",
     "explain": "nn.recurrent.explain",
     "fit": "runs.fit",
-    "freeze": "nn.recurrent.freeze",
     "load": "runs.run",
+    "pack_weights": "nn.recurrent.packed_weights",
     "plan": "planner",
-    "unaccelerate": "nn.recurrent.accelerate",
+    "quantize": "nn.recurrent.packed_weights",
+    "to_torch": "nn.recurrent.accelerate",
     "use_backend": "kernels.dispatch",
 }
-_MODULES = ("data", "errors", "export", "lens", "nn", "packing", "plot", "serve", "sklearn")
+_MODULES = (
+    *("cells", "data", "errors", "export", "lens", "nn", "packing", "plot", "schedules", "serve"),
+    *("sklearn", "training"),
+)
 
 
 def __getattr__(name: str) -> Any:

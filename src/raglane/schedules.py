@@ -397,5 +397,5 @@ def cost(lengths: Any, *, lanes: int | None = None) -> dict[str, Cost]:
 
 def lengths_of(source: Any) -> Tensor:
     """Return lengths, or those of a batch, on the CPU."""
-    # A Ragged on a device has its lengths on the CPU too, as ``host_lengths``.
-    return read_lengths(getattr(source, "host_lengths", getattr(source, "lengths", source)))
+    # A Ragged on a device has its lengths on the CPU too, as ``lengths_cpu``.
+    return read_lengths(getattr(source, "lengths_cpu", getattr(source, "lengths", source)))

@@ -49,7 +49,7 @@ def test_features_from_training_to_prediction(tmp_path: Path, capsys: Capsys) ->
     }
     own = rl.fit(data, out=tmp_path / "own", **columns, **settings)
     assert tree(tmp_path / "own" / "best") == tree(run / "best")
-    assert own.preprocess.categories == (3, 3)
+    assert own.preprocessor.categories == (3, 3)
     assert main(["evaluate", str(run), str(data)]) == 0
     assert main(["train", "--resume", "--out", str(run), "--epochs", "3", "--quiet"]) == 0
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raglane.data.lengths import Distribution, bins, buckets
-from raglane.runs.inspection.inspect import examples, fills
+from raglane.runs.inspection.inspect import densities, examples
 
 _LENGTHS = st.lists(st.integers(0, 60) | st.integers(0, 10_000_000), min_size=1, max_size=60)
 
@@ -56,7 +56,7 @@ def test_a_long_tail_has_bars_of_growing_width() -> None:
 
 
 def test_the_fill_of_batches_of_known_lengths() -> None:
-    known = {(one.batch_size, one.order): one.fill for one in fills(np.array([1, 9] * 32))}
+    known = {(one.batch_size, one.order): one.density for one in densities(np.array([1, 9] * 32))}
     assert {size for size, _ in known} == {8, 16, 32, 64}
     assert known[64, "random"] == known[64, "sorted"] == 320 / 576
     assert known[8, "sorted"] == known[8, "grouped"] == 1.0
@@ -68,10 +68,10 @@ def test_the_examples_are_the_worst_the_median_and_the_best() -> None:
     for grouped in (False, True):
         worst, median, best = examples(lengths, 64, grouped=grouped)
         assert (worst.name, median.name, best.name) == ("worst", "median", "best")
-        assert worst.fill < median.fill < best.fill
+        assert worst.density < median.density < best.density
         for one in (worst, median, best):
             assert len(one.lengths) == 64
-            assert one.fill == sum(one.lengths) / (64 * max(one.lengths))
+            assert one.density == sum(one.lengths) / (64 * max(one.lengths))
             assert list(one.lengths) == sorted(one.lengths, reverse=True)
     (single,) = examples(np.array([3, 0]), 8, grouped=False)
     assert single.lengths == (3, 0)

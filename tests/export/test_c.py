@@ -106,11 +106,11 @@ def inputs_of(run: Run) -> list[Tensor]:
     """Return sequences as the network reads them."""
     rng = np.random.default_rng(0)
     data: list[Any] = [rng.normal([1.5, -20], [0.3, 7], (n, 2)).astype(np.float32) for n in LENGTHS]
-    if run.preprocess.is_tokens:
+    if run.preprocessor.is_tokens:
         data = [[str(word) for word in rng.choice([*"abcdefg?"], n)] for n in LENGTHS]
     elif run.model.is_binary:
         data = [rng.integers(0, 2, (n, 2)).astype(np.float32) for n in LENGTHS]
-    prepared: Any = run.preprocess.apply(run.read(data, need_labels=False), require_targets=False)
+    prepared: Any = run.preprocessor.apply(run.read(data, need_labels=False), require_targets=False)
     return [prepared[place]["inputs"] for place in range(len(prepared))]
 
 

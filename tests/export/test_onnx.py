@@ -100,12 +100,13 @@ class ChainTagger(nn.Module):
         for part in self.parameters():
             nn.init.uniform_(part, -2, 2)
             part.data.round_()
-        self.crf.transitions.data[1, 2] = self.crf.start.data[3] = self.crf.end.data[0] = -torch.inf
+        self.crf.transitions.data[1, 2] = -torch.inf
+        self.crf.start_transitions.data[3] = self.crf.end_transitions.data[0] = -torch.inf
 
     def forward(self, batch: rl.Ragged) -> dict[str, rl.Ragged | Tensor]:
         emissions = batch.map(self.head)
-        tags, score = self.crf.decode(emissions)
-        likelihood = score - self.crf.log_partition(emissions)
+        tags = self.crf.decode(emissions)
+        likelihood = self.crf.score(emissions, tags) - self.crf.log_partition(emissions)
         return {"tags": tags, "likelihood": likelihood, "marginals": self.crf.marginals(emissions)}
 
 

@@ -106,7 +106,7 @@ CELLS += [("QRNN", {}), ("IndRNN", {}), ("MinGRU", {"dtype": torch.float64})]
 @pytest.mark.skipif(operators() is None, reason="raglane was installed without torch's operators")
 def test_the_operator_of_the_kernels_needs_no_python(script: Script, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    library = rl.export.build_operators(tmp_path / "operators")
+    library = rl.export.copy_operators(tmp_path / "operators")
     assert sorted(part.name for part in library.parent.iterdir()) == [
         "libraglane_cpu.so",
         "libraglane_torch.so",
@@ -162,16 +162,16 @@ def test_models_that_cannot_be_packages_are_refused(
 ) -> None:
     layer, batch = rl.nn.GRU(D, 4), a_batch([2, 3])
     with pytest.raises(ArgumentError, match=r"path must be.*ends in \.pt2.*got"):
-        rl.export.package(layer, tmp_path / "model.onnx", example=batch)
-    with pytest.raises(ExportError, match=r"operators must be .*, got .*build_operators"):
-        rl.export.package(
+        rl.export.aot_inductor(layer, tmp_path / "model.onnx", example=batch)
+    with pytest.raises(ExportError, match=r"operators must be .*, got .*copy_operators"):
+        rl.export.aot_inductor(
             layer, tmp_path / "model.pt2", example=batch, operators=tmp_path / "no.so"
         )
     monkeypatch.setattr(aot, "LIBRARY", "libraglane_missing.so")
     with pytest.raises(
         ExportError, match=r"operators must be .*, got an installation without them.*slower"
     ):
-        rl.export.build_operators(tmp_path / "operators")
+        rl.export.copy_operators(tmp_path / "operators")
     assert list(tmp_path.rglob("*.so")) == []
 
 
@@ -263,12 +263,12 @@ def test_a_result_that_differs_from_the_model_is_found() -> None:
     signature = Signature.of(layer, batch, "padded")
     signature.output_names[:] = ["output_0", "output_1"]
     wrong = {1.001: r"a difference of 1\.0e-03 of its largest number", torch.nan: "other numbers"}
-    frozen: Any = rl.freeze(copy.deepcopy(layer))
-    frozen.rows = (row for row in range(3))  # which cannot be copied
+    packed: Any = rl.pack_weights(copy.deepcopy(layer))
+    packed.rows = (row for row in range(3))  # which cannot be copied
     with torch.no_grad():
-        assert check_agrees(run, frozen, signature).largest_difference < 5e-6
+        assert check_agrees(run, packed, signature).largest_difference < 5e-6
         seen.clear()
-        for model in (layer, rl.freeze(copy.deepcopy(layer), dtype=torch.int8)):
+        for model in (layer, rl.quantize(copy.deepcopy(layer))):
             seen.clear()
             verified = check_agrees(run, model, signature)
             assert 3e-6 < verified.largest_difference < 5e-6
@@ -363,8 +363,14 @@ def test_a_package_runs_without_raglane(
 ) -> None:
     torch.manual_seed(0)
     model, path, layout = Tagger(), tmp_path / "model.pt2", "flat" if has_operators else "padded"
-    library = rl.export.build_operators(tmp_path) if has_operators else None
-    made = rl.export.package(model, path, example=a_batch([3, 5]), layout=layout, operators=library)  # type: ignore[arg-type]
+    library = rl.export.copy_operators(tmp_path) if has_operators else None
+    made = rl.export.aot_inductor(
+        model,
+        path,
+        example=a_batch([3, 5]),
+        layout=layout,  # type: ignore[arg-type]
+        operators=library,
+    )
     assert (made.inputs[0], made.outputs) == ("values", ["output_0", "output_1", "output_2"])
     assert (made.layers, made.loops) == ((3, 1) if has_operators else (0, 6))
     assert made.verified is not None

@@ -155,10 +155,10 @@ HINTS: dict[str, tuple[Any, Any]] = {
         lambda r: torch.cat(
             [row for row, n in zip(r.mean(1), r.lengths, strict=True) for row in [row.expand(n, 3)]]
         ),
-        lambda r: r.spread(r.mean(1)).values,
+        lambda r: r.broadcast(r.mean(1)).values,
     ),
     "repeated over steps": (
-        lambda r: r.spread(r.mean(1)).values,
+        lambda r: r.broadcast(r.mean(1)).values,
         lambda r: r.mean(1)[:, None].expand_as(r).values,
     ),
     "the steps reversed": (

@@ -369,7 +369,7 @@ def test_sizes_are_those_that_the_sequences_fill() -> None:
 
 
 def test_the_sentence_has_the_padding_of_both(found: Inspection) -> None:
-    sparse = replace(found, summary=replace(found.summary, fill=0.2))
+    sparse = replace(found, summary=replace(found.summary, density=0.2))
     assert (
         "and no padding; one padded batch of all sequences would be 80% padding." in sparse.sentence
     )
@@ -383,7 +383,7 @@ def test_the_text_counts_what_exists(found: Inspection) -> None:
         line.endswith("50.5% of one padded batch of all sequences would be real") for line in told
     )
     for order in ORDERS:
-        wanted = [f"{one.fill:.0%}" for one in found.fills if one.order == order]
+        wanted = [f"{one.density:.0%}" for one in found.densities if one.order == order]
         assert next(line for line in told if line.startswith(f"  {order} ")).split()[1:] == wanted
 
 
@@ -393,7 +393,7 @@ def test_the_json_counts_what_exists(found: Inspection) -> None:
         # Lengths from low to high, five times each.
         elements = 5 * sum(range(one["low"], one["high"] + 1))
         assert one["elements"] == elements
-        assert one["fill"] == pytest.approx(elements / (one["count"] * one["high"]))
+        assert one["density"] == pytest.approx(elements / (one["count"] * one["high"]))
     assert read["data"]["labels"]["counts"] == {"x": 300, "y": 200}
     assert read["batches"]["sequences_looked_at"] == 500
     long = _inspect(replace(CONTENTS, lengths=np.arange(70_000) % 9 + 1))
@@ -405,7 +405,7 @@ def test_the_tables_of_the_page_are_shares_of_the_right_whole(
 ) -> None:
     buckets = _table(tables, "Buckets with similar numbers of sequences")
     assert [row[-1] for row in buckets] == [f"{one.elements / 25_250:.0%}" for one in found.buckets]
-    assert [row[3] for row in buckets] == [f"{one.fill:.0%}" for one in found.buckets]
+    assert [row[3] for row in buckets] == [f"{one.density:.0%}" for one in found.buckets]
     features = _table(tables, "Features, with their NaN or infinite elements")
     assert features == [["a", "0", "0.0%"], ["b", "505", "2.0%"]]  # of 25,250 elements
     assert _table(tables, "Labels, one per sequence") == [

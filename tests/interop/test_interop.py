@@ -25,7 +25,7 @@ def test_there_and_back(lengths: list[int], features: tuple[int, ...]) -> None:
     if len(features) < 2:
         again = rl.Ragged.from_arrow(array)
         assert torch.equal(again.values, batch.values)
-        assert again.host_lengths.tolist() == lengths
+        assert again.lengths_cpu.tolist() == lengths
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_series_of_other_libraries() -> None:
 
 
 def test_padding_free() -> None:
-    tokens = rl.Ragged([[4, 5], [], [6]]).padding_free()
+    tokens = rl.Ragged([[4, 5], [], [6]]).to_transformers()
     assert {
         name: value.tolist() if isinstance(value, torch.Tensor) else value
         for name, value in tokens.items()
@@ -136,6 +136,6 @@ def test_padding_free() -> None:
         torch.int32,
     ]
     batch = rl.Ragged([torch.randn(2, 3), torch.randn(1, 3)])
-    embedded = batch.padding_free()["inputs_embeds"]
+    embedded = batch.to_transformers()["inputs_embeds"]
     assert embedded.shape == (1, 3, 3)
     assert embedded.data_ptr() == batch.values.data_ptr()

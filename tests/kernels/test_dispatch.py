@@ -211,7 +211,7 @@ def test_accelerate_keeps_the_model() -> None:
         model.encoder(rl.Ragged.from_padded(inputs, lengths, batch_first=False))[0], rl.Ragged
     )
     assert rl.explain(rl.accelerate(model)) == report
-    assert rl.unaccelerate(model) is model
+    assert rl.to_torch(model) is model
     assert model.encoder is encoder
     assert (type(model.encoder), type(model.decoder)) == (nn.LSTM, nn.GRU)
     assert model.encoder.weight_ih_l0 is weight
@@ -281,7 +281,7 @@ def test_accelerate_keeps_the_methods_of_a_subclass(make: Any) -> None:
     assert isinstance(layer(rl.Ragged([torch.randn(2, 5), torch.randn(0, 5)]))[0], rl.Ragged)
     assert layer.start(padded).shape == (2, 3, 4) if kind is FlexibleGRU else layer.shout() == "A"
     assert type(rl.accelerate(make())) is type(layer)
-    assert type(rl.unaccelerate(layer)) is kind
+    assert type(rl.to_torch(layer)) is kind
     torch.testing.assert_close(pytree.tree_leaves(layer(**calls[0])), expected[0])
 
 
@@ -327,15 +327,15 @@ def test_accelerate_a_layer_itself_and_reports_by_reason() -> None:
         f"not converted: {', '.join(map(str, range(20)))} and 10 more",
         "not converted: 30",
     ]
-    functions: list[Any] = [rl.accelerate, rl.explain, rl.unaccelerate]
+    functions: list[Any] = [rl.accelerate, rl.explain, rl.to_torch]
     for function in functions:
         with pytest.raises(ArgumentTypeError, match=r"torch\.nn\.Module"):
             function([nn.LSTM(5, 4)])
     parametrizations.weight_norm(layer, "weight_hh_l0")
     with pytest.raises(ArgumentTypeError, match="remove_parametrizations"):
-        rl.unaccelerate(layer)
+        rl.to_torch(layer)
     parametrize.remove_parametrizations(layer, "weight_hh_l0")
-    assert type(rl.unaccelerate(layer)) is nn.LSTM
+    assert type(rl.to_torch(layer)) is nn.LSTM
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_a_closure_over_the_converted_forward_survives_unaccelerate(make: Any) -
     converted = rl.accelerate(layer).forward
     layer.forward = lambda *args: converted(*args)
     torch.testing.assert_close(pytree.tree_leaves(layer(padded)), expected)
-    assert type(rl.unaccelerate(layer)) is kind
+    assert type(rl.to_torch(layer)) is kind
     torch.testing.assert_close(pytree.tree_leaves(layer(padded)), expected, rtol=0, atol=0)
     del layer.forward
     torch.testing.assert_close(pytree.tree_leaves(layer(padded)), expected, rtol=0, atol=0)

@@ -123,6 +123,6 @@ def test_bits_do_not_depend_on_the_batch(name: str, device: torch.device) -> Non
 def test_a_package_contains_the_kernels(name: str, device: torch.device, tmp_path: Path) -> None:
     layer = layer_of(name, num_layers=2, bidirectional=True).float().to(device)
     batch = rl.Ragged([torch.randn(length, D, device=device) for length in (3, 5)])
-    made = rl.export.package(layer, tmp_path / "model.pt2", example=batch, layout="flat")
+    made = rl.export.aot_inductor(layer, tmp_path / "model.pt2", example=batch, layout="flat")
     assert (made.layers, made.loops) == (2, 0)
     assert cast(Any, made.verified).largest_difference < 1e-5

@@ -302,7 +302,7 @@ def test_weights_get_zeros_where_there_is_no_element(
 @EACH
 def test_nothing_given_is_changed(name: str, schedule: str, device: torch.device) -> None:
     request = random_request(name, LENGTHS["mixed"], 2, 2, device=device)
-    given = [*leaves_of(request), request.offsets, request.host_lengths]
+    given = [*leaves_of(request), request.offsets, request.lengths_cpu]
     before = [tensor.detach().clone() for tensor in given]
     with torch.no_grad():
         result: Any = BACKEND.run(request, schedule)

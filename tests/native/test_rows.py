@@ -76,7 +76,7 @@ def test_a_pack_there_and_back(lengths: list[int], dtype: torch.dtype) -> None:
     with by_arithmetic():
         wanted = convert.flatten_packed(packed)
     assert values.equal(wanted.values)
-    assert layout.offsets.diff().equal(wanted.host_lengths())
+    assert layout.offsets.diff().equal(wanted.lengths_cpu())
     assert layout.offsets.equal(torch.tensor([0, *lengths]).cumsum(0))
     assert layout.from_flat(values).equal(packed.data)
 

@@ -150,7 +150,7 @@ def test_accelerate() -> None:
     assert "3 steps at a time" in rl.explain(model[1], given).reason
     trained(model[1], given)
     assert [each.checkpoint_every for each in rl.accelerate(model)[1:]] == [3, 3]
-    assert not hasattr(rl.unaccelerate(model)[1], "checkpoint_every")
+    assert not hasattr(rl.to_torch(model)[1], "checkpoint_every")
     with pytest.raises(ArgumentError, match=r"checkpoint_every must be .*got 0"):
         rl.accelerate(nn.Sequential(nn.LSTM(5, 7)), checkpoint_every=0)
 

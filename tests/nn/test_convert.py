@@ -1,4 +1,4 @@
-"""``rl.convert_weights``, and ``rl.accelerate`` on sLSTM cells: compared with the formulas of the
+"""``rl.import_layer``, and ``rl.accelerate`` on sLSTM cells: compared with the formulas of the
 other libraries.
 """
 
@@ -59,7 +59,7 @@ def test_arrays_of_keras(kind: str, bias: bool, count: int) -> None:
     directions = [
         [array * scale for array in keras_arrays(kind, bias)] for scale in (1, 0.5)[:count]
     ]
-    layer = rl.convert_weights([array for arrays in directions for array in arrays], kind)
+    layer = rl.import_layer([array for arrays in directions for array in arrays], kind)
     values = np.random.default_rng(1).normal(size=(T, B, D))
     np.testing.assert_allclose(
         output_of(layer, values), run_keras(kind, values, directions), rtol=0, atol=1e-12
@@ -72,9 +72,9 @@ def test_layers_of_keras(kind: str) -> None:
     layer = _keras(kind)
     expected = run_keras(kind, values, [layer.arrays])
     np.testing.assert_allclose(
-        output_of(rl.convert_weights(layer), values), expected, rtol=0, atol=1e-12
+        output_of(rl.import_layer(layer), values), expected, rtol=0, atol=1e-12
     )
-    both = rl.convert_weights(_bidirectional(layer, _keras(kind, go_backwards=True)))
+    both = rl.import_layer(_bidirectional(layer, _keras(kind, go_backwards=True)))
     expected = run_keras(kind, values, [layer.arrays] * 2)
     np.testing.assert_allclose(output_of(both, values), expected, rtol=0, atol=1e-12)
 
@@ -112,7 +112,7 @@ def test_parameters_of_flax(kind: str, gates: str, fused: bool, nnx: bool, neste
         arrays[2] = np.stack([arrays[2], np.zeros_like(arrays[2])])
     if nested:
         params = {"params": {"forward_rnn": {"cell": params}, "backward_rnn": {"cell": params}}}
-    layer = rl.convert_weights(params, "rnn_relu" if kind == "rnn_relu" else None)
+    layer = rl.import_layer(params, "rnn_relu" if kind == "rnn_relu" else None)
     values = np.random.default_rng(1).normal(size=(T, B, D))
     expected = run_keras(kind, values, [arrays] * (2 if nested else 1))
     np.testing.assert_allclose(output_of(layer, values), expected, rtol=0, atol=1e-12)
@@ -205,14 +205,14 @@ def test_slstm_cells_are_accelerated(
     lengths = torch.tensor([steps, 0, 1, steps])
     whole = fast(rl.Ragged.from_padded(given, lengths))[1]
     torch.testing.assert_close(fast(given, lengths=lengths, return_states=True)[1], whole)
-    layer = rl.convert_weights(cell)
+    layer = rl.import_layer(cell)
     torch.testing.assert_close(layer(given)[0], cell(given)[0].transpose(1, 2).flatten(2))
-    torch.testing.assert_close(rl.convert_weights(fast)(given)[0], layer(given)[0], rtol=0, atol=0)
+    torch.testing.assert_close(rl.import_layer(fast)(given)[0], layer(given)[0], rtol=0, atol=0)
     fast.config.input_shape = "SBGNH"
     torch.testing.assert_close(fast(given.transpose(0, 1)), cell(given))
     converted = fast.forward
     fast.forward = lambda *args: converted(*args)
-    back = rl.unaccelerate(fast)
+    back = rl.to_torch(fast)
     assert type(back) is sLSTMCell_vanilla
     torch.testing.assert_close(back(given, state), cell(given, state), rtol=0, atol=0)
     del back.forward
@@ -235,10 +235,10 @@ def test_layers_around_slstm_cells() -> None:
         for name in ("fgate", "igate", "zgate", "ogate")  # to the gates i, f, z and o
     ]
     expected = cell(torch.cat(products, 2))[0].transpose(1, 2).flatten(2)
-    torch.testing.assert_close(rl.convert_weights(layer)(values)[0], expected)
+    torch.testing.assert_close(rl.import_layer(layer)(values)[0], expected)
     layer.conv1d = torch.nn.Identity()
     with pytest.raises(ArgumentError, match=r"conv1d must be False.*slstm_cell"):
-        rl.convert_weights(layer)
+        rl.import_layer(layer)
 
 
 @pytest.mark.parametrize(
@@ -384,13 +384,13 @@ CIRCLE["params"] = CIRCLE
 )
 def test_mistakes(source: Any, kind: str | None, text: str) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError, ShapeError), match=text):
-        rl.convert_weights(source, kind)
+        rl.import_layer(source, kind)
 
 
 def test_dtypes_that_differ() -> None:
     kernel, recurrent, bias = keras_arrays("lstm")
     bias[:] = 1e300
-    layer = rl.convert_weights([kernel, recurrent.astype(np.float32), bias], "lstm")
+    layer = rl.import_layer([kernel, recurrent.astype(np.float32), bias], "lstm")
     parameters = dict(layer.named_parameters())
     assert {parameter.dtype for parameter in parameters.values()} == {torch.float64}
     assert torch.equal(parameters["weight_ih_l0"], torch.as_tensor(kernel.T))
@@ -399,13 +399,13 @@ def test_dtypes_that_differ() -> None:
         "dense_i": {"kernel": kernel, "bias": bias},
         "dense_h": {"kernel": recurrent.astype("f")},
     }
-    assert rl.convert_weights(nnx).get_parameter("bias_ih_l0").tolist() == [1e300] * 4 * H
+    assert rl.import_layer(nnx).get_parameter("bias_ih_l0").tolist() == [1e300] * 4 * H
     cell = _cell().float()
     cell._bias_ = torch.nn.Parameter(torch.full((24,), 1e300, dtype=torch.float64))
-    assert rl.convert_weights(cell).get_parameter("bias_ih_l0").tolist() == [1e300] * 24
+    assert rl.import_layer(cell).get_parameter("bias_ih_l0").tolist() == [1e300] * 24
     cell._bias_ = torch.nn.Parameter(torch.zeros(24, device="meta"))
     with pytest.raises(ArgumentError, match=r"bias_ih must be an array of numbers.*meta"):
-        rl.convert_weights(cell)
+        rl.import_layer(cell)
 
 
 @pytest.mark.parametrize(

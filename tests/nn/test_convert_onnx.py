@@ -1,4 +1,4 @@
-"""``rl.convert_weights`` of ONNX models, which are files of torch's exporters, or written by
+"""``rl.import_layer`` of ONNX models, which are files of torch's exporters, or written by
 ``onnx_models``.
 """
 
@@ -69,7 +69,7 @@ def test_nodes_of_onnx(
     values = np.random.default_rng(1).normal(size=(T, B, D))
     for source, name in ((model, "node"), (tmp_path / "model.onnx", "state")):
         output = output_of(
-            rl.convert_weights(source, node=name), values, batch_first="layout" in attributes
+            rl.import_layer(source, node=name), values, batch_first="layout" in attributes
         )
         np.testing.assert_allclose(
             output, run_keras(kind, values, [keras_arrays(kind)]), rtol=0, atol=1e-12
@@ -85,9 +85,9 @@ def test_variants_of_onnx_lstm(coupled: bool, clip: float | None) -> None:
         {"input_forget": 1} if coupled else {}
     )
     arrays |= {} if coupled else {"P": peepholes}
-    layer = rl.convert_weights(_onnx("LSTM", arrays, **options))
+    layer = rl.import_layer(_onnx("LSTM", arrays, **options))
     doubled = {name: np.concatenate([2 * part, part]) for name, part in arrays.items()}
-    both = rl.convert_weights(
+    both = rl.import_layer(
         _onnx("LSTM", doubled, direction="bidirectional", **options)
     ).state_dict()
     for name, part in layer.state_dict().items():
@@ -145,9 +145,9 @@ def test_refused_nodes_of_onnx(
 ) -> None:
     model = _onnx("LSTM", _onnx_arrays("lstm") | arrays, **attributes)
     with pytest.raises((ArgumentError, ShapeError), match=text):
-        rl.convert_weights(model)
+        rl.import_layer(model)
     with pytest.raises(ArgumentError, match=r"node must be .*'node'"):
-        rl.convert_weights(model, node="other")
+        rl.import_layer(model, node="other")
 
 
 @pytest.mark.parametrize("name", "WRBP")
@@ -167,10 +167,10 @@ def test_weights_that_are_no_constants(name: str) -> None:
     ):
         model = Model([first, recurrent], rest, {"X": ["steps", "sequences", D]}, ["Y"])
         with pytest.raises(ArgumentError, match=f"{rule}, got .*{reason}"):
-            rl.convert_weights(model)
+            rl.import_layer(model)
     model = Model([recurrent], rest, {"X": [T, B, D], name: [1, 2]}, ["Y"])
     with pytest.raises(ArgumentError, match=f"{rule}, got .*the input '{name}'"):
-        rl.convert_weights(model)
+        rl.import_layer(model)
 
 
 # ---- files of torch's exporters ------------------------------------------------------------------
@@ -186,7 +186,7 @@ def test_files_of_torchs_exporters(name: str) -> None:
     values = torch.randn(4, 3, 2)
     expected = network(values)[0]
     names = DEEP[exporter] if form == "deep" else [None]
-    layers = [rl.convert_weights(FOLDER / f"{name}.onnx", node=title) for title in names]
+    layers = [rl.import_layer(FOLDER / f"{name}.onnx", node=title) for title in names]
     assert len(layers) == network.layer.num_layers
     assert [layer.initial_state for layer in layers] == [
         "learned" if form == "learned" else "zeros"
@@ -240,7 +240,7 @@ def _gru(chain: list[bytes], shape: list[Any] | None = None, **stored: Any) -> M
 
 def _expected(state: Any) -> Any:
     """The outputs of the GRU that begins with a state ``(1, 1, H)``."""
-    layer = rl.convert_weights(keras_arrays("gru"), "gru")
+    layer = rl.import_layer(keras_arrays("gru"), "gru")
     values = torch.as_tensor(VALUES)
     return layer(
         values.transpose(0, 1), torch.as_tensor(state, dtype=torch.float64).expand(1, B, H)
@@ -345,7 +345,7 @@ def test_initial_states_from_the_shape(case: str, chain: str, shape: list[Any]) 
     model = _gru([*CHAINS[chain], *nodes], shape, state2=STORED["state"] * 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        layer = rl.convert_weights(model)
+        layer = rl.import_layer(model)
     assert layer.initial_state == ("learned" if np.any(state) else "zeros")
     output = layer(torch.as_tensor(VALUES))[0]
     torch.testing.assert_close(output, _expected(state), rtol=0, atol=1e-12)
@@ -359,7 +359,7 @@ def test_an_unknown_rank() -> None:
         node("Concat", "one1 shape units", "sizes1", axis=0),
         node("Expand", "state sizes1", "h"),
     ]
-    output = rl.convert_weights(_gru(chain))(torch.as_tensor(VALUES))[0]
+    output = rl.import_layer(_gru(chain))(torch.as_tensor(VALUES))[0]
     torch.testing.assert_close(output, _expected(STORED["state"]), rtol=0, atol=1e-12)
 
 
@@ -392,7 +392,7 @@ def test_an_unknown_rank() -> None:
 )
 def test_refused_initial_states(nodes: list[bytes], text: str) -> None:
     with pytest.raises(ArgumentError, match=f"source: initial_h must be .*{text}.*hx"):
-        rl.convert_weights(_gru(nodes))
+        rl.import_layer(_gru(nodes))
 
 
 def test_initial_states_of_inputs() -> None:
@@ -400,10 +400,10 @@ def test_initial_states_of_inputs() -> None:
     for chain in ([node("Identity", "given", "h")], [node("Slice", "given from to axes", "h")]):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            layer = rl.convert_weights(_gru(chain))
+            layer = rl.import_layer(_gru(chain))
         assert layer.initial_state == "zeros"
     with pytest.warns(UserWarning, match="initial_h of the node 'Y' is the result of Tanh.*as hx"):
-        rl.convert_weights(_gru([node("Tanh", "given", "h")]))
+        rl.import_layer(_gru([node("Tanh", "given", "h")]))
 
 
 @pytest.mark.parametrize("constant", [0.0, 0.5])
@@ -412,10 +412,10 @@ def test_an_input_next_to_a_constant(constant: float) -> None:
     stored = _onnx_arrays("lstm") | {"h": np.full((1, 1, H), constant)}
     model = Model([recurrent], stored, {"X": [T, B, D], "c": [1, B, H]}, ["Y"])
     if constant == 0:
-        assert rl.convert_weights(model).initial_state == "zeros"
+        assert rl.import_layer(model).initial_state == "zeros"
         return
     with pytest.raises(ArgumentError, match=r"initial_c must be .*'c', next to a constant"):
-        rl.convert_weights(model)
+        rl.import_layer(model)
 
 
 def test_one_constant_state_of_two_directions() -> None:
@@ -424,7 +424,7 @@ def test_one_constant_state_of_two_directions() -> None:
     for layout, shape in ((0, (2, B, H)), (1, (B, 2, H))):
         rows = state if layout else state.transpose(1, 0, 2)
         stored = arrays | {"initial_c": np.broadcast_to(rows, shape).copy()}
-        layer = rl.convert_weights(_onnx("LSTM", stored, direction="bidirectional", layout=layout))
+        layer = rl.import_layer(_onnx("LSTM", stored, direction="bidirectional", layout=layout))
         parameters = dict(layer.named_parameters())
         assert torch.equal(parameters["initial_c"], torch.as_tensor(state[0]))
         assert not parameters["initial_h"].any()
@@ -482,7 +482,7 @@ def test_lengths_of_all_steps_or_an_input(
 ) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        layer = rl.convert_weights(_with_lengths(nodes, steps, **stored))
+        layer = rl.import_layer(_with_lengths(nodes, steps, **stored))
     output = layer(torch.as_tensor(VALUES))[0]
     torch.testing.assert_close(output, _expected(np.zeros((1, 1, H))), rtol=0, atol=1e-12)
 
@@ -522,12 +522,12 @@ def test_lengths_of_all_steps_or_an_input(
 )
 def test_refused_lengths(nodes: list[bytes], steps: Any, stored: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=r"source: sequence_lens must be .*as lengths"):
-        rl.convert_weights(_with_lengths(nodes, steps, **stored))
+        rl.import_layer(_with_lengths(nodes, steps, **stored))
 
 
 def test_computed_lengths() -> None:
     with pytest.warns(UserWarning, match="sequence_lens of the node 'Y' is the result of Abs"):
-        rl.convert_weights(_with_lengths([TURNED, node("Abs", "given", "lengths")]))
+        rl.import_layer(_with_lengths([TURNED, node("Abs", "given", "lengths")]))
 
 
 # ---- constants -----------------------------------------------------------------------------------
@@ -538,7 +538,7 @@ def _constant(nodes: list[bytes], **stored: Any) -> Tensor:
     arrays = {key: array for key, array in _onnx_arrays("gru").items() if key != "B"}
     recurrent = node("GRU", "X W R B", "Y", hidden_size=H, linear_before_reset=1)
     model = Model([*nodes, recurrent], arrays | stored, {"X": [T, B, D]}, ["Y"])
-    bias = dict(rl.convert_weights(model).named_parameters())
+    bias = dict(rl.import_layer(model).named_parameters())
     reset, update, new = bias["bias_ih_l0"].detach().chunk(3)
     hidden = bias["bias_hh_l0"].detach().chunk(3)
     return torch.cat([update, reset, new, hidden[1], hidden[0], hidden[2]])
@@ -637,11 +637,11 @@ def test_dtypes_of_weights() -> None:
     recurrent = node("GRU", "X W R B", "Y", hidden_size=H, domain="ai.onnx")
     halves: dict[str, Any] = {key: array.bfloat16() for key, array in arrays.items()}
     inputs = {"X": [T, B, D]}
-    layer = rl.convert_weights(Model([recurrent], halves, inputs, ["Y"]))
+    layer = rl.import_layer(Model([recurrent], halves, inputs, ["Y"]))
     assert {parameter.dtype for parameter in layer.parameters()} == {torch.bfloat16}
     assert torch.equal(layer.get_parameter("weight_hh_l0").detach()[:H], halves["R"][0, H : 2 * H])
     mixed = halves | {"B": np.full((1, 6 * H), 1e300)}
-    layer = rl.convert_weights(Model([recurrent], mixed, inputs, ["Y"]))
+    layer = rl.import_layer(Model([recurrent], mixed, inputs, ["Y"]))
     assert layer.get_parameter("bias_ih_l0").tolist() == [1e300] * 3 * H
 
 
@@ -677,7 +677,7 @@ def test_weights_in_another_file(tmp_path: Path) -> None:
 
     path = tmp_path / "model.onnx"
     path.write_bytes(model("weights"))
-    output = output_of(rl.convert_weights(path), VALUES, batch_first=False)
+    output = output_of(rl.import_layer(path), VALUES, batch_first=False)
     np.testing.assert_allclose(output, _expected(np.zeros((1, 1, H))).detach(), rtol=0, atol=1e-12)
     for location, offset in (
         ("../outside", "6"),
@@ -689,11 +689,11 @@ def test_weights_in_another_file(tmp_path: Path) -> None:
     ):
         path.write_bytes(model(location, offset))
         with pytest.raises(ArgumentError, match="source"):
-            rl.convert_weights(path)
+            rl.import_layer(path)
     pickled: Any = Model([], {}, {}, [])
     pickled.data = model("weights")
     with pytest.raises(ArgumentError, match=r"source: B must be a part of the model.*path"):
-        rl.convert_weights(pickled)
+        rl.import_layer(pickled)
 
 
 def test_damaged_files(tmp_path: Path) -> None:
@@ -701,7 +701,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     for text in (b"", b"no model", b"\x0b", b"\xff" * 20):
         path.write_bytes(text)
         with pytest.raises(ArgumentError, match=r"must be (an ONNX file|the name or an output)"):
-            rl.convert_weights(path)
+            rl.import_layer(path)
     data = (FOLDER / "GRU-plain-script-dynamic.onnx").read_bytes()
     random = np.random.default_rng(0)
     for _ in range(300):
@@ -710,7 +710,7 @@ def test_damaged_files(tmp_path: Path) -> None:
             changed[random.integers(len(changed))] = random.integers(256)
         path.write_bytes(changed)
         try:
-            layer = rl.convert_weights(path)
+            layer = rl.import_layer(path)
         except RaglaneError:
             continue
         assert layer.hidden_size == 3
@@ -719,6 +719,6 @@ def test_damaged_files(tmp_path: Path) -> None:
 def test_models_without_a_node() -> None:
     model = Model([node("Tanh", "X", "Y")], {}, {"X": [T, B, D]}, ["Y"])
     with pytest.raises(ArgumentError, match=r"the model has none.*dynamo=False"):
-        rl.convert_weights(model)
+        rl.import_layer(model)
     with pytest.raises(ArgumentTypeError, match="source must be"):
-        rl.convert_weights(object())
+        rl.import_layer(object())

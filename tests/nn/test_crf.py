@@ -42,8 +42,10 @@ def all_paths(crf: CRF, emissions: Tensor) -> tuple[list[tuple[int, ...]], Tenso
         score = emissions.new_zeros(())
         for step, tag in enumerate(path):
             score = score + emissions[step, tag]
-            score = score + (crf.start[tag] if step == 0 else crf.transitions[path[step - 1], tag])
-        scores.append(score + crf.end[path[-1]] if path else score)
+            score = score + (
+                crf.start_transitions[tag] if step == 0 else crf.transitions[path[step - 1], tag]
+            )
+        scores.append(score + crf.end_transitions[path[-1]] if path else score)
     return paths, torch.stack(scores)
 
 
@@ -78,13 +80,13 @@ def by_hand(crf: CRF, emissions: Ragged, tags: Ragged) -> dict[str, Tensor]:
 
 
 def ours(crf: CRF, emissions: Ragged, tags: Ragged) -> dict[str, Tensor]:
-    best, score = crf.decode(emissions)
+    best = crf.decode(emissions)
     return {
         "log_partition": crf.log_partition(emissions),
         "log_likelihood": crf.log_likelihood(emissions, tags),
         "marginals": crf.marginals(emissions).values,
         "tags": best.values,
-        "score": score,
+        "score": crf.score(emissions, best),
     }
 
 
@@ -106,7 +108,7 @@ def test_equals_the_sum_over_all_paths(lengths: list[int], tags: int, forbid: bo
     if forbid:
         gold = emissions._like(torch.zeros_like(gold.values))
         with torch.no_grad():
-            crf.transitions[1, 2] = crf.start[1] = crf.end[2] = FORBIDDEN
+            crf.transitions[1, 2] = crf.start_transitions[1] = crf.end_transitions[2] = FORBIDDEN
     emissions.values.requires_grad_()
     own, expected = ours(crf, emissions, gold), by_hand(crf, emissions, gold)
     inputs = [emissions.values, *crf.parameters()]
@@ -147,7 +149,8 @@ def test_gradients_and_second_gradients(method: str, forbid: bool) -> None:
     crf = random_crf()
     emissions, tags = random_batch([2, 0, 1])
     start, transitions, end = (
-        part.detach().clone() for part in (crf.start, crf.transitions, crf.end)
+        part.detach().clone()
+        for part in (crf.start_transitions, crf.transitions, crf.end_transitions)
     )
     parts = [emissions.values.clone(), transitions, start, end]
     free = [torch.ones_like(part, dtype=torch.bool) for part in parts]
@@ -162,7 +165,13 @@ def test_gradients_and_second_gradients(method: str, forbid: bool) -> None:
             torch.where(mask, number, torch.tensor(FORBIDDEN, dtype=torch.float64))
             for mask, number in zip(free, numbers, strict=True)
         ]
-        named = dict(zip(("crf.transitions", "crf.start", "crf.end"), filled[1:], strict=True))
+        named = dict(
+            zip(
+                ("crf.transitions", "crf.start_transitions", "crf.end_transitions"),
+                filled[1:],
+                strict=True,
+            )
+        )
         return torch.func.functional_call(
             _Call(crf, METHODS[method]), named, (emissions._like(filled[0]), tags)
         )
@@ -191,7 +200,8 @@ def test_a_sequence_without_an_allowed_path_stays_alone() -> None:
     emissions.values.requires_grad_()
     assert crf.log_partition(emissions).isneginf().tolist() == [True, False]
     assert crf.log_likelihood(emissions, tags).isnan().tolist() == [True, False]
-    assert crf.decode(emissions)[1].isneginf().tolist() == [True, False]
+    best = crf.decode(emissions)
+    assert crf.score(emissions, best).isneginf().tolist() == [True, False]
     crf.log_partition(emissions)[1].backward()
     for leaf in (emissions.values, *crf.parameters()):
         assert leaf.grad is not None
@@ -261,15 +271,16 @@ def test_long_sequences() -> None:
     crf, length = random_crf(4), 2000
     emissions = 3 * torch.randn(length, 4, dtype=torch.float64)
     tags = Ragged([torch.randint(0, 4, (length,)), torch.zeros(1, dtype=torch.int64)])
-    weight, log_z = crf.start.detach().exp(), 0.0
+    weight, log_z = crf.start_transitions.detach().exp(), 0.0
     for step, emission in enumerate(emissions):
         weight = (weight @ crf.transitions.detach().exp() if step else weight) * emission.exp()
         log_z += float(weight.sum().log())
         weight = weight / weight.sum()
-    log_z += float((weight * crf.end.detach().exp()).sum().log())
+    log_z += float((weight * crf.end_transitions.detach().exp()).sum().log())
 
     scores = recursions.Scores(
-        emissions, *(part.detach() for part in (crf.start, crf.transitions, crf.end))
+        emissions,
+        *(part.detach() for part in (crf.start_transitions, crf.transitions, crf.end_transitions)),
     )
     path = float(recursions.path_score(scores, tags[0], tags[:1].offsets))
     single = crf.float()
@@ -287,14 +298,15 @@ def test_long_sequences() -> None:
 
 def test_ties_go_to_the_lowest_tag_from_the_end() -> None:
     crf = CRF(3)
-    tags, score = crf.decode(Ragged([torch.zeros(4, 3), torch.ones(2, 3)]))
+    emissions = Ragged([torch.zeros(4, 3), torch.ones(2, 3)])
+    tags = crf.decode(emissions)
     assert not tags.values.any()
-    assert score.tolist() == [0.0, 2.0]
+    assert crf.score(emissions, tags).tolist() == [0.0, 2.0]
     # 0 1 and 1 0 are equally good: the last tag decides.
     with torch.no_grad():
         crf.transitions.fill_(FORBIDDEN)
         crf.transitions[0, 1] = crf.transitions[1, 0] = 0
-    assert crf.decode(Ragged([torch.zeros(2, 3)]))[0].values.tolist() == [1, 0]
+    assert crf.decode(Ragged([torch.zeros(2, 3)])).tolist() == [[1, 0]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -316,7 +328,7 @@ def test_low_precision_is_computed_in_float32(dtype: torch.dtype, device: torch.
             assert value.dtype in (torch.float32, torch.int64)
             torch.testing.assert_close(value, expected[name], rtol=0.0, atol=0.0)
     assert random_crf(5).log_partition(emissions).dtype is torch.float64
-    crf(emissions, tags).backward()
+    crf.loss(emissions, tags).backward()
     assert values.grad.dtype is dtype
 
 
@@ -325,16 +337,26 @@ def test_reductions(lengths: list[int]) -> None:
     crf = random_crf()
     emissions, tags = random_batch(lengths)
     each = -crf.log_likelihood(emissions, tags)
-    assert torch.equal(crf(emissions, tags, reduction="none"), each)
-    torch.testing.assert_close(crf(emissions, tags), each.sum() / max(sum(lengths), 1))
-    sequences = sum(length > 0 for length in lengths)
-    torch.testing.assert_close(
-        crf(emissions, tags, reduction="sequence"), each.sum() / max(sequences, 1)
-    )
-    crf(emissions, tags).backward()
+    assert torch.equal(crf.loss(emissions, tags, reduction="none"), each)
+    torch.testing.assert_close(crf.loss(emissions, tags), each.sum() / max(len(lengths), 1))
+    torch.testing.assert_close(crf.loss(emissions, tags, reduction="sum"), each.sum())
+    # The idiom of pytorch-crf.
+    torch.testing.assert_close(-crf(emissions, tags), each.sum())
+    for reduction in ("mean", "none"):
+        torch.testing.assert_close(
+            -crf(emissions, tags, reduction=reduction),
+            crf.loss(emissions, tags, reduction=reduction),
+        )
+    crf.loss(emissions, tags).backward()
     for parameter in crf.parameters():
         assert parameter.grad is not None
-        assert sequences or not parameter.grad.any()
+        assert sum(lengths) or not parameter.grad.any()
+
+
+def test_names_of_parameters_are_those_of_pytorch_crf() -> None:
+    shapes = {name: tuple(value.shape) for name, value in CRF(TAGS).state_dict().items()}
+    sizes = {"start_transitions": (TAGS,), "end_transitions": (TAGS,), "transitions": (TAGS, TAGS)}
+    assert shapes == sizes
 
 
 def test_compiled_once_for_all_lengths() -> None:
@@ -342,11 +364,11 @@ def test_compiled_once_for_all_lengths() -> None:
     counter = torch._dynamo.testing.CompileCounterWithBackend("eager")
 
     def run(emissions: Ragged, tags: Ragged) -> tuple[Tensor, ...]:
-        best, score = crf.decode(emissions)
+        best = crf.decode(emissions)
         return (
-            crf(emissions, tags),
+            crf.loss(emissions, tags),
             best.values,
-            score.detach(),
+            crf.score(emissions, best).detach(),
             crf.marginals(emissions.detach()).values.detach(),
         )
 
@@ -399,7 +421,7 @@ def test_mistakes(
 def test_mistakes_of_other_arguments() -> None:
     with pytest.raises(ArgumentError, match="num_tags"):
         CRF(0)
-    with pytest.raises(ArgumentError, match="'mean'"):
-        CRF(TAGS)(*random_batch([1]), reduction="mean")
+    with pytest.raises(ArgumentError, match="reduction must be one of mean, sum, none"):
+        CRF(TAGS).loss(*random_batch([1]), reduction="token_mean")  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="on meta, like the other tensors"):
         CRF(TAGS, device="meta").decode(EMISSIONS)

@@ -19,8 +19,7 @@ from torch import Tensor
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
-from raglane.nn import CTCBeamSearch, Hypotheses, NGram, ctc_align
-from raglane.nn.losses import ctc_loss
+from raglane.nn import CTCBeamSearch, Hypotheses, NGram, ctc_align, ctc_loss
 from raglane.nn.transduction import ctc
 
 Tokens = tuple[int, ...]

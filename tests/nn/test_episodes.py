@@ -145,7 +145,7 @@ def test_starts_of_episodes(make: Any, count: int, steps: int, share: float) -> 
         fast,
         copy.deepcopy(fast),
         pickle.loads(pickle.dumps(fast)),
-        rl.unaccelerate(copy.deepcopy(fast)),
+        rl.to_torch(copy.deepcopy(fast)),
     ):
         torch.testing.assert_close(
             run(found, features, states, starts), expected, atol=1e-12, rtol=1e-10
@@ -161,7 +161,7 @@ def test_one_call_of_the_layer(kind: Any) -> None:
     model(torch.randn(3, 8, 3), model.states(3, 8), torch.ones(3, 8, dtype=torch.bool))
     assert len(calls) == 1
     assert isinstance(model, kind)
-    assert type(rl.unaccelerate(rl.accelerate(model))) is kind
+    assert type(rl.to_torch(rl.accelerate(model))) is kind
 
 
 def test_a_closure_over_a_converted_method_survives_unaccelerate() -> None:
@@ -171,7 +171,7 @@ def test_a_closure_over_a_converted_method_survives_unaccelerate() -> None:
     converted = rl.accelerate(model)._process_sequence
     model._process_sequence = lambda *args: converted(*args)
     torch.testing.assert_close(model(*given), expected)
-    rl.unaccelerate(model)
+    rl.to_torch(model)
     torch.testing.assert_close(model(*given), expected, rtol=0, atol=0)
 
 

@@ -223,21 +223,19 @@ def test_torchs_tools_accept_converted_layers() -> None:
     doubled = rl.accelerate(Doubled(2, 3))
     close(torch.jit.trace(doubled, (padded,))(other)[1][0], doubled(other)[1][0])
     with pytest.raises(
-        RaglaneError, match=r"Call rl\.unaccelerate\(model\) before torch\.jit\.script\(model\)"
+        RaglaneError, match=r"Call rl\.to_torch\(model\) before torch\.jit\.script\(model\)"
     ):
         torch.jit.script(model)
-    with pytest.warns(
-        UserWarning, match=r"rl\.freeze\(model, dtype=torch\.int8\), or call rl\.unaccelerate"
-    ):
+    with pytest.warns(UserWarning, match=r"rl\.quantize\(model\), or call rl\.to_torch"):
         partly = torch.ao.quantization.quantize_dynamic(
             model, {nn.LSTM, nn.Linear}, dtype=torch.qint8
         )
     assert isinstance(partly.encoder, rl.nn.LSTM)
-    scripted = torch.jit.script(rl.unaccelerate(model))
+    scripted = torch.jit.script(rl.to_torch(model))
     assert rl.explain(scripted).left == {"encoder": "it is compiled by torch.jit"}
     close(scripted(other), model(other))
     with warnings.catch_warnings():
-        warnings.filterwarnings("error", message=".*rl.unaccelerate.*")
+        warnings.filterwarnings("error", message=".*rl.to_torch.*")
         whole = torch.ao.quantization.quantize_dynamic(model, {nn.LSTM}, dtype=torch.qint8)
     assert not isinstance(whole.encoder, nn.LSTM)
 

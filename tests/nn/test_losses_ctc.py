@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 import raglane as rl
 from padded_losses import largest_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn.losses import ctc_loss
+from raglane.nn import ctc_loss
 
 CLASSES = 4
 INFINITE = float("inf")
@@ -127,16 +127,16 @@ def test_a_nan_stays_in_its_sequence() -> None:
         assert torch.equal(own, expected)
 
 
-@pytest.mark.parametrize("reduction", ["element", "sequence", "none"])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_sequences_of_weight_zero_may_be_nan_or_infinite(reduction: Any) -> None:
     pairs = [(4, 1), (5, 2), (1, 3)]
     values, targets = draw(pairs)
     with torch.no_grad():
         values[:4] = float("nan")
     log_probs = batch_of(values, pairs)
-    own = ctc_loss(log_probs, targets, weights=torch.tensor([0, 2, 0]), reduction=reduction)
+    own = ctc_loss(log_probs, targets, sample_weight=torch.tensor([0, 2, 0]), reduction=reduction)
     alone = ctc_loss(log_probs[1:2], targets[1:2], reduction=reduction)
-    torch.testing.assert_close(own.sum(), alone.sum() * (2 if reduction == "none" else 1))
+    torch.testing.assert_close(own.sum(), alone.sum() * (1 if reduction == "mean" else 2))
     # Not of values: the softmax of this test makes NaN of the gradient 0 of rows of NaN.
     (gradient,) = torch.autograd.grad(own.sum(), log_probs.values)
     outside = torch.ones(10, dtype=torch.bool)
@@ -157,18 +157,19 @@ def test_reductions_by_hand() -> None:
 
     def loss(reduction: Any, weights: Tensor | None = None) -> float:
         return ctc_loss(
-            log_probs, targets, reduction=reduction, weights=weights, zero_infinity=True
+            log_probs, targets, reduction=reduction, sample_weight=weights, zero_infinity=True
         ).item()
 
-    assert loss("element") == pytest.approx((a + b + c) / 5)
-    assert loss("sequence") == pytest.approx((a + b / 3 + c) / 3)
-    assert loss("element", weights) == pytest.approx((a + 2 * b + 3 * c) / (1 + 6 + 3))
-    assert loss("sequence", weights) == pytest.approx((a + 2 * b / 3 + 3 * c) / 6)
-    mean = torch_loss(log_probs[:3], targets[:3], reduction="mean", zero_infinity=True).item()
-    assert loss("sequence") == pytest.approx(mean)
+    assert loss("mean") == pytest.approx((a + b / 3 + c) / 4)
+    assert loss("sum") == pytest.approx(a + b + c)
+    assert loss("mean", weights) == pytest.approx((a + 2 * b / 3 + 3 * c) / 15)
+    assert loss("sum", weights) == pytest.approx(a + 2 * b + 3 * c)
+    for reduction in ("mean", "sum"):
+        expected = torch_loss(log_probs, targets, reduction=reduction, zero_infinity=True)
+        assert loss(reduction) == pytest.approx(expected.item())
 
 
-@pytest.mark.parametrize("reduction", ["element", "sequence"])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("pairs", [[], [(0, 0)], [(0, 0), (0, 0)]])
 def test_where_nothing_counts_the_loss_is_zero(
     pairs: list[tuple[int, int]], reduction: Any
@@ -258,10 +259,10 @@ def test_logits_are_refused(use: str, values: Tensor) -> None:
 def test_logits_of_weight_zero_have_no_effect() -> None:
     values = torch.cat([torch.randn(4, 3) + 9, _even(5, 3)])
     batch, targets = rl.Ragged.from_flat(values, lengths=[4, 5]), rl.Ragged([[1], [2]])
-    own = ctc_loss(batch, targets, weights=torch.tensor([0.0, 1.0]), reduction="none")
+    own = ctc_loss(batch, targets, sample_weight=torch.tensor([0.0, 1.0]), reduction="none")
     torch.testing.assert_close(own[1:], ctc_loss(batch[1:], targets[1:], reduction="none"))
     with pytest.raises(ArgumentError, match="in step 0 of sequence 0, and 3 more such"):
-        ctc_loss(batch, targets, weights=torch.tensor([1.0, 1.0]))
+        ctc_loss(batch, targets, sample_weight=torch.tensor([1.0, 1.0]))
 
 
 def test_sums_are_not_read_in_graphs() -> None:
@@ -330,23 +331,27 @@ TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), le
             r"blank must be .*got 0\.0",
         ),
         (
-            lambda: ctc_loss(EMPTY, TARGETS[:1], weights=torch.tensor([math.nan])),
+            lambda: ctc_loss(EMPTY, TARGETS[:1], sample_weight=torch.tensor([math.nan])),
             ArgumentError,
-            "weights .*got nan",
+            "sample_weight .*got nan",
         ),
         (lambda: ctc_loss(LOG_PROBS, TARGETS, blank=4), ArgumentError, "a blank of the C labels"),
         (lambda: ctc_loss(TARGETS * 1.0, TARGETS), ArgumentError, r"\(N, C\)"),
         (
-            lambda: ctc_loss(LOG_PROBS, TARGETS, reduction="mean"),  # type: ignore[arg-type]
+            lambda: ctc_loss(LOG_PROBS, TARGETS, reduction="sequence_mean"),  # type: ignore[arg-type]
             ArgumentError,
-            "'mean' pass 'sequence'",
+            "'mean' for the mean over sequences",
         ),
         (
-            lambda: ctc_loss(LOG_PROBS, TARGETS, weights=torch.ones(3)),
+            lambda: ctc_loss(LOG_PROBS, TARGETS, sample_weight=torch.ones(3)),
             ShapeError,
             "each of the 2 sequences",
         ),
-        (lambda: ctc_loss(LOG_PROBS, TARGETS, weights=LOG_PROBS), ArgumentTypeError, "sequence"),  # type: ignore[arg-type]
+        (
+            lambda: ctc_loss(LOG_PROBS, TARGETS, sample_weight=LOG_PROBS),  # type: ignore[arg-type]
+            ArgumentTypeError,
+            "sequence",
+        ),
     ],
 )
 def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> None:

@@ -57,7 +57,7 @@ def test_other_kinds_of_batches(reader: str, batch: Any, call: str) -> None:
 
 
 def test_a_pack_for_a_loss() -> None:
-    for loss in (rl.nn.losses.cross_entropy, rl.nn.losses.ctc_loss):
+    for loss in (rl.nn.losses.cross_entropy, rl.nn.ctc_loss):
         with pytest.raises(ArgumentTypeError, match=r"Ragged\.from_packed\(packed\)"):
             loss(PACKED, PACKED)  # type: ignore[arg-type]
 
@@ -165,7 +165,7 @@ def test_dynamic_quantisation_warns(model: Callable[[], nn.Module], name: str) -
     lines = _warnings(lambda: kept.append(torch.ao.quantization.quantize_dynamic(model().eval())))
     (line,) = [line for line in lines if "torch.quantize_per" not in line]
     assert f"does not quantise {name}, a layer of Raglane" in line
-    assert "rl.freeze(model, dtype=torch.int8)" in line
-    assert "unaccelerate" not in line  # for converted layers, see test_graphs.py
+    assert "rl.quantize(model)" in line
+    assert "to_torch" not in line  # for converted layers, see test_graphs.py
     (layer,) = [part for part in kept[0].modules() if isinstance(part, RecurrentLayer)]
     assert isinstance(layer(rl.Ragged([torch.zeros(2, 3)]))[0].values, Tensor)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn import edit_distance, pairs, soft_dtw
+from raglane.nn import edit_distance, soft_dtw
 from raglane.nn.transduction import pairs as module
 
 SIZES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=5)
@@ -43,21 +43,6 @@ def both(
     return draw([rows for rows, _ in sizes], features), draw(
         [columns for _, columns in sizes], features
     )
-
-
-@given(sizes=SIZES)
-def test_pairs_are_all_in_order(sizes: list[tuple[int, int]]) -> None:
-    a, b = both(sizes, ())
-    found = pairs(a, b)
-    assert found.lengths.tolist() == [rows * columns for rows, columns in sizes]
-    expected = [
-        [begin + row, start + column]
-        for begin, start, (rows, columns) in zip(
-            a.offsets.tolist(), b.offsets.tolist(), sizes, strict=False
-        )
-        for row, column in itertools.product(range(rows), range(columns))
-    ]
-    assert found.values.tolist() == expected
 
 
 def paths(rows: int, columns: int) -> Iterator[list[tuple[int, int]]]:
@@ -236,8 +221,8 @@ TOKEN = rl.Ragged.from_flat(torch.zeros(5, dtype=torch.int64, device="cpu"), len
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: pairs(A, A.values), ArgumentTypeError, "b must be a Ragged"),  # type: ignore[arg-type]
-        (lambda: pairs(A, A[:1]), ShapeError, "b must be a batch of 2 sequences, like a, got 1"),
+        (lambda: soft_dtw(A, A.values), ArgumentTypeError, "b must be a Ragged"),  # type: ignore[arg-type]
+        (lambda: soft_dtw(A, A[:1]), ShapeError, "b must be a batch of 2 sequences, like a, got 1"),
         (lambda: soft_dtw(A, TOKEN), ArgumentTypeError, "b must be .*floating-point"),
         (
             lambda: soft_dtw(A, A.to(torch.float64)),
@@ -274,13 +259,12 @@ def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> 
 
 # For a GPU torch raises OutOfMemoryError.
 @pytest.mark.host
-@pytest.mark.parametrize("call", [rl.nn.pairs, rl.nn.soft_dtw])
-def test_pairs_that_do_not_fit_into_memory(call: Callable[..., Any]) -> None:
+def test_pairs_that_do_not_fit_into_memory() -> None:
     long = rl.Ragged([torch.empty(10**7)])
     with pytest.raises(
         rl.errors.ArgumentError, match="100,000,000,000,000 pairs of elements, which needs"
     ):
-        call(long, long)
+        soft_dtw(long, long)
 
 
 @pytest.mark.host

@@ -142,7 +142,7 @@ def test_inference_reads_and_writes_the_rows_of_a_table(
     if is_narrow:
         if cell == "SRU":
             pytest.skip("the cell has no int8 weights")
-        layer = rl.freeze(layer.eval(), dtype=torch.int8)
+        layer = rl.quantize(layer.eval())
     use(flags=flags | POISON)
     with torch.inference_mode():
         (out, final), (moved, moved_final) = layer(batch), layer(given, **options)

@@ -42,9 +42,9 @@ def assert_equal_with_gradients(
 ) -> None:
     """Compare a result and its gradients with those of single sequences."""
     assert out.lengths.tolist() == [part.shape[0] for part in parts]
-    assert out.host_lengths.tolist() == out.lengths.tolist()
+    assert out.lengths_cpu.tolist() == out.lengths.tolist()
     assert out.values.is_contiguous()
-    expected = torch.cat([out.values.new_zeros(0, *out.features), *parts])
+    expected = torch.cat([out.values.new_zeros(0, *out.feature_shape), *parts])
     torch.testing.assert_close(out.values, expected, rtol=0, atol=atol)
     if expected.numel() == 0:
         assert not any(g.any() for g in torch.autograd.grad(out.values.sum(), leaves))
@@ -80,7 +80,7 @@ def test_convolutions(lengths: list[int], options: dict[str, Any]) -> None:
     parts = [convolved(layer, part) for part in batch]
     out = layer(batch)
     assert_equal_with_gradients(out, parts, [batch.values, *layer.parameters()])
-    assert out.features == (8,)
+    assert out.feature_shape == (8,)
 
 
 def test_lengths_are_those_of_torch() -> None:

@@ -78,14 +78,14 @@ def test_every_chart_draws_in_the_colours_of_the_page(
     for scheme in ("light", "dark"):
         with visit(browser, pages["features"].as_uri(), WIDE, scheme) as here:
             here.page.wait_for_selector("#ranks-drawn svg")
-            for name in ("lengths-drawn", "fills-drawn", "steps-drawn", "ranks-drawn"):
+            for name in ("lengths-drawn", "densities-drawn", "steps-drawn", "ranks-drawn"):
                 place = here.page.locator(f"#{name}")
                 assert place.locator("svg path, svg rect").count() > 8, name
                 box: Any = place.locator("svg").bounding_box()
                 assert box["width"] > 450
                 assert place.get_attribute("aria-label")
             assert "e+" not in (here.page.locator("#steps-drawn").text_content() or "")
-            text = "getComputedStyle(document.querySelector('#fills-drawn svg text')).fill"
+            text = "getComputedStyle(document.querySelector('#densities-drawn svg text')).fill"
             colors[scheme] = here.page.evaluate(text)
             bar = "getComputedStyle(document.querySelector('#lengths-drawn .mark-rect path')).fill"
             assert here.page.evaluate(bar).startswith("rgb(")

@@ -39,7 +39,7 @@ def check_awkward() -> None:
     pairs = rl.Ragged.from_arrow(
         ak.to_arrow(ak.to_regular(ak.Array(PAIRS), axis=2), extensionarray=False)
     )
-    assert pairs.features == (2,)
+    assert pairs.feature_shape == (2,)
     assert ak.from_arrow(pairs.to_arrow()).to_list() == PAIRS
 
 
@@ -87,7 +87,7 @@ def check_transformers() -> None:
     collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True)
     expected = collate([{"input_ids": row} for row in tokens])
     del expected["labels"]
-    found = rl.Ragged(tokens).padding_free()
+    found = rl.Ragged(tokens).to_transformers()
     assert found.keys() == expected.keys()
     for name, value in found.items():
         if isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Packages whose weights ``rl.convert_weights`` reads; an example returns the largest difference in
+"""Packages whose weights ``rl.import_layer`` reads; an example returns the largest difference in
 a dtype.
 """
 
@@ -74,7 +74,7 @@ def keras(dtype: torch.dtype) -> float:
         layer = make()
         output, *state = [part.detach() for part in layer(values)]
         # Keras has all states of one direction, then those of the other.
-        ours, final = rl.convert_weights(layer)(values)
+        ours, final = rl.import_layer(layer)(values)
         parts = torch.stack(final if isinstance(final, tuple) else (final,), 1).flatten(0, 1)
         pairs += [(ours, output), *zip(parts, state, strict=True)]
     return _worst(pairs)
@@ -97,15 +97,11 @@ def flax(dtype: torch.dtype) -> float:
 
         for model in (make(), linen.Bidirectional(make(), make())):
             params = model.init(jax.random.key(0), values.numpy())
-            pairs.append(
-                (rl.convert_weights(params)(values)[0], model.apply(params, values.numpy()))
-            )
+            pairs.append((rl.import_layer(params)(values)[0], model.apply(params, values.numpy())))
         cell = getattr(nnx, name)(4, 5, dtype=kind, param_dtype=kind, rngs=nnx.Rngs(0))
         model = nnx.RNN(cell, rngs=nnx.Rngs(0))
         states = nnx.state(model, nnx.Param), nnx.state(cell, nnx.Param).to_pure_dict()
-        pairs += [
-            (rl.convert_weights(params)(values)[0], model(values.numpy())) for params in states
-        ]
+        pairs += [(rl.import_layer(params)(values)[0], model(values.numpy())) for params in states]
     return _worst(pairs)
 
 
@@ -161,7 +157,7 @@ def onnx(dtype: torch.dtype) -> float:
             output, state = onnxruntime.InferenceSession(model.SerializeToString()).run(
                 None, {"X": values.numpy()}
             )
-            ours, final = rl.convert_weights(model)(values)
+            ours, final = rl.import_layer(model)(values)
             pairs.append((ours, output.transpose(0, 2, 1, 3).reshape(7, 3, -1)))
             pairs.append((final[0] if isinstance(final, tuple) else final, state))
     return _worst(pairs)
@@ -189,8 +185,8 @@ def tirex(dtype: torch.dtype) -> float:
     torch.Tensor.float = float32
     output = output.transpose(0, 1).detach()
     pairs = [
-        (rl.convert_weights(layer)(values)[0], output),
-        (rl.convert_weights(cell)(gates)[0], output),
+        (rl.import_layer(layer)(values)[0], output),
+        (rl.import_layer(cell)(gates)[0], output),
     ]
     whole = rl.accelerate(cell)(gates)[0].transpose(1, 2).flatten(2)
     return _worst([*pairs, (whole, output)])

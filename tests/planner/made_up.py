@@ -67,7 +67,7 @@ def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measu
         schedule, backend = override()
         dtype = str(batch.values.dtype).removeprefix("torch.")
         return Measured(
-            Way(backend, schedule, dtype, torch.get_num_threads()), mode, batch.host_lengths
+            Way(backend, schedule, dtype, torch.get_num_threads()), mode, batch.lengths_cpu
         )
 
     def time_in_turns(

@@ -273,7 +273,7 @@ def test_the_yardstick_is_one_step_whatever_is_measured(monkeypatch: pytest.Monk
     sizes: list[list[int]] = []
 
     def step_of(_: object, batch: rl.Ragged, mode: str) -> Any:
-        sizes.append(batch.host_lengths.tolist())
+        sizes.append(batch.lengths_cpu.tolist())
         assert mode == "train"
         return lambda: ran.append(override())
 

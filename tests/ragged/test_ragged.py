@@ -32,7 +32,7 @@ def test_holds_the_sequences(
     batch = rl.Ragged(sequences)
     assert same(batch, sequences)
     assert len(batch) == len(lengths)
-    assert batch.host_lengths.tolist() == lengths
+    assert batch.lengths_cpu.tolist() == lengths
     assert batch.lengths.tolist() == lengths
     assert batch.offsets.tolist() == np.cumsum([0, *lengths]).tolist()
     assert batch.cu_seqlens.dtype is torch.int32
@@ -44,7 +44,7 @@ def test_holds_the_sequences(
     assert batch.max_length == longest
     assert batch.mask().tolist() == [[t < length for t in range(longest)] for length in lengths]
     room = longest * len(lengths)
-    assert batch.fill == (sum(lengths) / room if room else 1.0)
+    assert batch.density == (sum(lengths) / room if room else 1.0)
     assert batch.to_list() == [] if not lengths else same(batch, batch.to_list())
 
 
@@ -299,7 +299,11 @@ _from_padded: Any = rl.Ragged.from_padded
         (lambda: rl.Ragged([[[1], [2, 3]]]), ArgumentTypeError, r"sequences\[0\].*of one shape"),
         (lambda: _flat([1, 2], lengths=[2**64]), ArgumentTypeError, "not an array of numbers"),
         (lambda: rl.Ragged([[1, 2]]).truncate(1.5), ArgumentTypeError, "whole number"),  # type: ignore[arg-type]
-        (lambda: rl.Ragged([[1, 2]]).shift(1, 0.5), ArgumentTypeError, "fill must be .*got 0.5"),
+        (
+            lambda: rl.Ragged([[1, 2]]).shift(1, 0.5),
+            ArgumentTypeError,
+            "fill_value must be .*got 0.5",
+        ),
         (
             lambda: rl.Ragged([[1, 2]]).to_padded(padding_value=0.5),
             ArgumentTypeError,

@@ -126,12 +126,12 @@ def test_equal_lengths_of_other_origin() -> None:
         (lambda r: r.softmax(), "Pass dim=1 for the steps"),
         (lambda r: r.argmax(), "Pass dim=1 for the steps"),
         (lambda r: torch.flip(r, (0,)), r"r\[::-1\]"),
-        (lambda r: torch.cat([r, torch.ones(5, 2)], -1), r"r\.spread\(x\)"),
+        (lambda r: torch.cat([r, torch.ones(5, 2)], -1), r"r\.broadcast\(x\)"),
         (lambda r: torch.stack([r, r]), r"torch\.cat\(\[a, b\]\)"),
         (lambda r: torch.matmul(torch.ones(5, 5), r), r"r @ matrix"),
         (lambda r: torch.unsqueeze(r, 1), "stay the first two"),
         (lambda r: r.view(-1), r"r\.flatten\(2\)"),
-        (lambda r: F.cross_entropy(r, torch.zeros(3).long()), r"r\.last\(\).*r\.spread"),
+        (lambda r: F.cross_entropy(r, torch.zeros(3).long()), r"r\.last\(\).*r\.broadcast"),
         (lambda r: F.conv1d(r, torch.ones(1, 1, 1)), r"rl\.nn\.Conv1d"),
         (lambda r: nn.BatchNorm1d(4)(r), r"r\.map\(f\)"),
         (lambda r: nn.MultiheadAttention(4, 2, batch_first=True)(r, r, r), r"rl\.nn\.Attention"),
@@ -162,7 +162,7 @@ def test_copies_and_pickles(travel: Any) -> None:
     batch = rl.Ragged([torch.randn(2, 3), torch.randn(0, 3)])
     arrived = travel(batch)
     assert same(arrived, batch.to_list())
-    assert arrived.host_lengths.tolist() == [2, 0]
+    assert arrived.lengths_cpu.tolist() == [2, 0]
 
 
 def test_pytree() -> None:
@@ -191,12 +191,12 @@ def test_is_immutable() -> None:
 def test_repr() -> None:
     batch = rl.Ragged([torch.ones(4, 12), torch.ones(2, 12), torch.ones(8, 12)])
     assert repr(batch) == (
-        "Ragged(shape=(3, *, 12), dtype=torch.float32, device=cpu, lengths=[4, 2, 8], fill=0.583)"
+        "Ragged(shape=(3, *, 12), dtype=torch.float32, device=cpu, lengths=[4, 2, 8], density=0.583)"
     )
     assert repr(rl.Ragged([torch.ones(1)] * 11)).count("1, ") == 11
     assert (
         repr(rl.Ragged([]))
-        == "Ragged(shape=(0, *), dtype=torch.float32, device=cpu, lengths=[], fill=1)"
+        == "Ragged(shape=(0, *), dtype=torch.float32, device=cpu, lengths=[], density=1)"
     )
 
 
@@ -220,7 +220,7 @@ def test_lengths_and_schedules_ignore_the_default_device() -> None:
     expected = gru(batch)[0]
     padded, packed = batch.to_padded()[0], batch.to_packed()
     with torch.device("meta"):
-        assert rl.Ragged(list(batch)).host_lengths.tolist() == [2, 4]
+        assert rl.Ragged(list(batch)).lengths_cpu.tolist() == [2, 4]
         assert rl.Ragged.from_padded(padded, [2, 4]).lengths.tolist() == [2, 4]
         assert rl.Ragged.from_packed(packed).lengths.tolist() == [2, 4]
         assert batch[::-1].lengths.tolist() == [4, 2]
@@ -266,7 +266,7 @@ def test_lengths_that_their_owner_changes_are_not_the_batchs(kind: Any) -> None:
     for batch in batches:
         batch.to_padded()[1].zero_()
         batch.lengths.zero_()
-        assert batch.host_lengths.tolist() == batch.lengths.tolist() == [2, 4, 1]
+        assert batch.lengths_cpu.tolist() == batch.lengths.tolist() == [2, 4, 1]
         assert same(batch, sequences)
     assert found.lengths.tolist() == [2, 4, 1]
     assert found.offsets.tolist() == [0, 2, 6, 7]

@@ -185,7 +185,7 @@ def test_words_are_split_into_characters(tmp_path: Path, capsys: Capsys) -> None
         in capsys.readouterr().out
     )
     run = rl.load(tmp_path / "run")
-    assert run.preprocess.split == "characters"
+    assert run.preprocessor.split == "characters"
     # New data is read in the same way, whatever its texts are, and so is the data of a resumed run.
     assert run.read(["many words here"], need_labels=False).lengths.tolist() == [15]
     assert main(["train", "--resume", "--out", str(tmp_path / "run"), "--epochs", "3"]) == 0
@@ -195,7 +195,7 @@ def test_words_are_split_into_characters(tmp_path: Path, capsys: Capsys) -> None
         in capsys.readouterr().out
     )
     assert (
-        rl.fit(["anna", "eve"] * 4, ["a", "b"] * 4, epochs=1, **_QUICK).preprocess.split
+        rl.fit(["anna", "eve"] * 4, ["a", "b"] * 4, epochs=1, **_QUICK).preprocessor.split
         == "characters"
     )
 

@@ -162,8 +162,8 @@ def calls_of_ragged() -> list[Call]:
         partial(Ragged.from_nested, nested=nested),
         partial(Ragged.from_arrow, array=pa.array([[1]])),
         partial(batch.order_by_length, descending=False),
-        partial(batch.shift, steps=1, fill=0.0),
-        partial(batch.spread, per_sequence=ONES),
+        partial(batch.shift, steps=1, fill_value=0.0),
+        partial(batch.broadcast, per_sequence=ONES),
         partial(batch.truncate, length=1),
         partial(batch.windows, size=2, step=1),
         partial(lambda other: batch.concat(other), other=batch),
@@ -276,7 +276,7 @@ def calls_of_nn() -> list[Call]:
     log_probs = four.map(lambda values: values.log_softmax(-1))
     tags = Ragged.from_flat(torch.tensor([0, 1, 3]), lengths=LENGTHS)
     labels = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1])
-    weighed: dict[str, Any] = {"weights": ONES, "reduction": "element"}
+    weighed: dict[str, Any] = {"sample_weight": ONES, "reduction": "mean"}
     numbers: dict[str, Any] = {"input": one, "target": one, **weighed}
     classes: dict[str, Any] = {
         "input": four,
@@ -297,7 +297,7 @@ def calls_of_nn() -> list[Call]:
         partial(losses.huber_loss, **numbers, delta=1.0),
         partial(losses.binary_cross_entropy_with_logits, **shares, pos_weight=torch.ones(1)),
         partial(
-            losses.ctc_loss,
+            rl.nn.ctc_loss,
             log_probs=log_probs,
             targets=labels,
             blank=0,
@@ -311,7 +311,9 @@ def calls_of_nn() -> list[Call]:
         partial(rl.nn.Attention, features=4, heads=2, memory_features=3, dropout=0.1),
         partial(rl.nn.Attention(4), query=four, memory=four),
         partial(rl.nn.CRF, num_tags=4),
-        partial(crf, emissions=four, tags=tags, reduction="element"),
+        partial(crf, emissions=four, tags=tags, reduction="mean"),
+        partial(crf.loss, emissions=four, tags=tags, reduction="mean"),
+        partial(crf.score, emissions=four, tags=tags),
         partial(crf.decode, emissions=four),
         partial(crf.marginals, emissions=four),
         partial(crf.log_partition, emissions=four),
@@ -321,7 +323,6 @@ def calls_of_nn() -> list[Call]:
         partial(rl.nn.ctc_align, log_probs=log_probs, targets=fits, blank=0),
         partial(rl.nn.NGram, sequences=labels, num_tokens=4, order=2),
         partial(rl.nn.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),
-        partial(rl.nn.pairs, a=one, b=four),
         partial(rl.nn.soft_dtw, a=four, b=four, gamma=1.0),
         partial(rl.nn.edit_distance, hypotheses=labels, references=tags),
     ]

@@ -166,13 +166,13 @@ def test_offsets_that_were_written_to() -> None:
 def test_lengths_that_were_written_to() -> None:
     given, layer = batch(), lstm("cpu")
     wanted = layer(given)[0].values
-    given.host_lengths.fill_(1)
+    given.lengths_cpu.fill_(1)
     given.lengths.fill_(1)
     given.offsets[1:3] = 2  # another batch with the same number of elements
     moved = [lstm(backend)(given)[0].values for backend in BACKENDS]
     torch.testing.assert_close(moved[0], moved[1])
     torch.testing.assert_close(moved[0], moved[2])
-    assert given.host_lengths.tolist() == [2, 0, 5]
+    assert given.lengths_cpu.tolist() == [2, 0, 5]
     assert not moved[0].equal(wanted)
 
 

@@ -58,7 +58,7 @@ PER_ELEMENT: dict[str, tuple[Batch, Single]] = {
     "truncate": (lambda r: r.truncate(3), lambda x: x[:3]),
     "truncate to nothing": (lambda r: r.truncate(0), lambda x: x[:0]),
     "concat": (lambda r: r.concat(r * 2, r), lambda x: torch.cat([x, x * 2, x])),
-    "spread": (lambda r: r.spread(r.sum(1)), lambda x: x.sum(0).expand_as(x)),
+    "broadcast": (lambda r: r.broadcast(r.sum(1)), lambda x: x.sum(0).expand_as(x)),
 }
 
 
@@ -212,7 +212,7 @@ def test_sums_of_long_sequences_keep_their_digits() -> None:
             result[[0, 1, 3]], batch.lengths[[0, 1, 3]] * 0.1, rtol=1e-5, atol=0
         )
     ones: Any = torch.ones(4, requires_grad=True)
-    (batch.spread(ones) * batch).values.sum().backward()
+    (batch.broadcast(ones) * batch).values.sum().backward()
     torch.testing.assert_close(ones.grad, batch.lengths * 0.1, rtol=1e-5, atol=0)
 
 
@@ -293,7 +293,7 @@ def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
         == 0
     )
     one: Any = torch.ones(1, dtype=dtype, requires_grad=True)
-    batch.spread(one).values.sum().backward()
+    batch.broadcast(one).values.sum().backward()
     assert one.grad.item() == 1000
 
 
@@ -304,7 +304,7 @@ def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
         (lambda r: r.truncate(-1), ArgumentError, "at least 0"),
         (lambda r: r.windows(0), ArgumentError, "size, step must be at least 1"),
         (lambda r: r.windows(2, 3), ArgumentError, "at most size"),
-        (lambda r: r.spread(torch.ones(3)), ShapeError, "each of the 2 sequences"),
+        (lambda r: r.broadcast(torch.ones(3)), ShapeError, "each of the 2 sequences"),
         (lambda r: r.concat(r[:1]), ShapeError, "others must be 2 sequences"),
         (lambda r: r.concat([1]), ArgumentTypeError, "others must be a Ragged"),
     ],

@@ -128,7 +128,7 @@ def test_int8_weights(name: str) -> None:
     if isinstance(model, rl.nn.LSTM):
         batch = rl.Ragged(sequences(8, torch.float32))
         with torch.no_grad():
-            expected = rl.freeze(model, dtype=torch.int8)(batch)[0]
+            expected = rl.quantize(model)(batch)[0]
         assert torch.equal(engine.run(batch).values, expected.values)
         assert torch.equal(Engine(model, slots=1).run(batch).values, expected.values)
 

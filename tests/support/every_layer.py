@@ -284,7 +284,7 @@ def truth_of(
         cell,
         batch.values,
         batch.offsets,
-        batch.host_lengths,
+        batch.lengths_cpu,
         parts(hx),
         weights,
         layers=layer.num_layers,

@@ -26,8 +26,8 @@ IGNORED = 2
 class Case:
     """A loss, and the same per row.
 
-    ``rows(predictions (M, ...), targets (M, ...))`` returns losses ``(M,)`` and the weight of each
-    row in a mean.
+    ``rows(predictions (M, ...), targets (M, ...))`` returns losses ``(M, *features)`` and the weight
+    of each row in a mean.
     """
 
     call: Callable[..., Any]
@@ -82,12 +82,13 @@ def class_rows(
 def evenly(
     rows: Callable[[Tensor, Tensor], Tensor],
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Give every row the weight 1, and average over features."""
+    """Give every row the weight 1."""
 
     def both(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         result = rows(x, y.to(x.dtype))
-        result = result if result.dim() == 1 else result.flatten(1).mean(1)
-        return result, torch.ones_like(result)
+        return result, torch.ones_like(result).flatten(1).mean(
+            1
+        ) if result.dim() > 1 else torch.ones_like(result)
 
     return both
 
@@ -153,7 +154,7 @@ CASES: dict[str, Case] = {
     ),
 }
 
-REDUCTIONS = ["element", "sequence", "none"]
+REDUCTIONS = ["mean", "sum", "sequence_mean", "none"]
 
 
 def padded_loss(
@@ -169,7 +170,7 @@ def padded_loss(
     y, _ = target.to_padded()
     count, steps = x.shape[:2]
     own, counts = case.rows(x.flatten(0, 1), y.flatten(0, 1))
-    own, counts = own.view(count, steps), counts.view(count, steps)
+    own, counts = own.unflatten(0, (count, steps)), counts.view(count, steps)
     mask = torch.arange(steps) < counted_lengths.view(-1, 1).to(x.device)
     weight = mask.to(x.dtype)
     if per_element is not None:
@@ -177,12 +178,16 @@ def padded_loss(
             rl.Ragged.from_flat(per_element, lengths=counted_lengths).to_padded()[0].to(x.dtype)
         )
     shares = torch.ones(count, dtype=x.dtype) if per_sequence is None else per_sequence.to(x.dtype)
-    if reduction != "sequence":
+    if reduction != "sequence_mean":
         weight = weight * shares.view(-1, 1)
+    of_values = weight.view(count, steps, *[1] * (own.dim() - 2))
     if reduction == "none":
-        return (own * weight)[mask]
+        return (own * of_values)[mask]
+    if reduction == "sum":
+        return (own * of_values)[mask].sum()
+    own = own.flatten(2).mean(2) if own.dim() > 2 else own
     total, amount = (own * weight * mask).sum(1), (counts * weight * mask).sum(1)
-    if reduction == "element":
+    if reduction == "mean":
         return total.sum() / amount.sum() if amount.sum() > 0 else total.sum() * 0
     above, below = own.sum() * 0, own.new_zeros(())
     for b in range(count):

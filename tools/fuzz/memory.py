@@ -159,7 +159,7 @@ class Round:
             packed = self.batch.to_packed()
             sizes, order = guarded(packed.batch_sizes), guarded(packed.sorted_indices)  # type: ignore[arg-type]
             return packed._replace(data=leaf, batch_sizes=sizes, sorted_indices=order), {}
-        return leaf, {"lengths": guarded(self.batch.host_lengths)}
+        return leaf, {"lengths": guarded(self.batch.lengths_cpu)}
 
     def run(
         self, layer: Any, leaf: Tensor, state: tuple[Tensor, ...], between: Callable[[], None]

@@ -168,7 +168,7 @@ def _run_layers() -> None:
     lengths = torch.tensor(LENGTHS)
     own = rl.nn.Recurrent(Leaky, 5, 4)
     for kind in (*_layers(), (own, False)):
-        layer, is_frozen = kind
+        layer, is_packed = kind
         dtype = next(layer.parameters()).dtype
         flat = batch.values.to(dtype)
         padded = rl.Ragged.from_flat(flat, lengths=LENGTHS).to_padded(batch_first=False)[0]
@@ -177,8 +177,8 @@ def _run_layers() -> None:
         loss = out.values.square().sum() + torch.cat([part.view(-1) for part in parts(final)]).sum()
         loss.backward()
         layer(padded, lengths=lengths)[0].sum().backward()
-        for frozen in (False, True)[: 1 + is_frozen]:
-            model = rl.freeze(layer.eval()) if frozen else layer
+        for packed in (False, True)[: 1 + is_packed]:
+            model = rl.pack_weights(layer.eval()) if packed else layer
             with torch.no_grad():
                 model(rl.Ragged.from_flat(flat, lengths=LENGTHS))
                 model(padded, lengths=lengths)
@@ -209,12 +209,12 @@ def _run_losses() -> None:
     scores = rl.Ragged.from_flat(torch.randn(sum(LENGTHS), 4).requires_grad_(), lengths=LENGTHS)
     log_probs = scores.map(lambda values: values.log_softmax(-1))
     targets = rl.Ragged([[1, 2], [], [3]])
-    rl.nn.losses.ctc_loss(log_probs, targets).backward(retain_graph=True)
+    rl.nn.ctc_loss(log_probs, targets).backward(retain_graph=True)
     predicted = rl.Ragged.from_flat(torch.randn(6, 4).requires_grad_(), lengths=[3, 1, 2])
     rl.nn.rnnt_loss(scores, predicted, targets, torch.add).backward()
     crf = rl.nn.CRF(4)
     tags = rl.Ragged.from_flat(torch.tensor([0, 1, 2, 3, 0, 1, 2]), lengths=LENGTHS)
-    crf(scores, tags).backward()
+    crf.loss(scores, tags).backward()
     crf.marginals(scores)
     crf.decode(scores)
 

@@ -125,8 +125,8 @@ def _log_notes(records: Dataset, model: Run, log: Callable[[str], None]) -> None
     notes = [note for note in records.notes if note.startswith("no time column")]
     if model.task == "classify" and (empty := note_empty(records.records)):
         notes.append(empty)
-    tokens = model.preprocess.vocabulary or ()
-    encoders = model.preprocess.features
+    tokens = model.preprocessor.vocabulary or ()
+    encoders = model.preprocessor.features
     if tokens or any(
         encoder.vocabulary for encoder in encoders
     ):  # otherwise the data is not read for statistics

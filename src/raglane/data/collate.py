@@ -98,7 +98,7 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
     Example:
         >>> batch = collate([(torch.ones(4, 12), 1), (torch.ones(2, 12), 0)])
         >>> batch[0]
-        Ragged(shape=(2, *, 12), dtype=torch.float32, device=cpu, lengths=[4, 2], fill=0.75)
+        Ragged(shape=(2, *, 12), dtype=torch.float32, device=cpu, lengths=[4, 2], density=0.75)
         >>> batch[1]
         tensor([1, 0])
         >>> batch = collate([{"words": np.arange(3), "name": "a"}, {"words": np.arange(5), "name": "b"}])

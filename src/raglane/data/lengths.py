@@ -60,7 +60,7 @@ class Summary:
     p99: int
     maximum: int
     mean: float
-    fill: float
+    density: float
 
 
 def summary(lengths: Distribution) -> Summary:
@@ -70,8 +70,8 @@ def summary(lengths: Distribution) -> Summary:
     empty = int(lengths.counts[0]) if lengths.values[0] == 0 else 0
     low, q1, median, q3, p95, p99, high = map(lengths.quantile, (0, 0.25, 0.5, 0.75, 0.95, 0.99, 1))
     mean = elements / count
-    fill = elements / (count * high)
-    return Summary(count, empty, elements, low, q1, median, q3, p95, p99, high, mean, fill)
+    density = elements / (count * high)
+    return Summary(count, empty, elements, low, q1, median, q3, p95, p99, high, mean, density)
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ class Bucket:
     elements: int
 
     @property
-    def fill(self) -> float:
-        """The fill of the bucket as one padded batch; 1 if it has no elements."""
+    def density(self) -> float:
+        """The density of the bucket as one padded batch; 1 if it has no elements."""
         return self.elements / (self.count * self.high) if self.high else 1.0
 
 
@@ -171,8 +171,8 @@ def longest_and_elements(
     return np.maximum.reduceat(ordered, starts), np.add.reduceat(ordered, starts)
 
 
-def batch_fill(lengths: _Integers, rows: _Integers, bounds: _Integers) -> float:
-    """Return the fill of an epoch's padded batches; 1 if they have no elements."""
+def batch_density(lengths: _Integers, rows: _Integers, bounds: _Integers) -> float:
+    """Return the density of an epoch's padded batches; 1 if they have no elements."""
     longest, elements = longest_and_elements(lengths, rows, bounds)
     padded = int((longest * np.diff(bounds)).sum())
     return int(elements.sum()) / padded if padded else 1.0

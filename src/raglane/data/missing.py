@@ -145,7 +145,7 @@ def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
     """
     check_ragged("batch", batch)
     refuse_jit_trace("a call of observations")
-    if len(batch.features) != 1 or not batch.values.is_floating_point():
+    if len(batch.feature_shape) != 1 or not batch.values.is_floating_point():
         got = f"{batch.values.dtype} values of shape {tuple(batch.values.shape)}"
         raise ShapeError(
             "batch",
@@ -156,8 +156,8 @@ def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
     times = None
     if gaps is not None:
         check_ragged("gaps", gaps)
-        if gaps.values.dim() != 1 or not torch.equal(gaps.host_lengths, batch.host_lengths):
-            got = f"{len(gaps)} sequences, elements of shape {tuple(gaps.features)}"
+        if gaps.values.dim() != 1 or not torch.equal(gaps.lengths_cpu, batch.lengths_cpu):
+            got = f"{len(gaps)} sequences, elements of shape {tuple(gaps.feature_shape)}"
             raise ShapeError(
                 "gaps", got, "one number per element of batch", "build both from the same sequences"
             )

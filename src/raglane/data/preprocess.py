@@ -233,6 +233,13 @@ class Preprocessor:
         labels = self.labels or ()
         return tuple(map(int, labels)) if self.whole_labels else labels
 
+    @property
+    def ignores(self) -> bool:
+        """True if elements with the label -100 do not count: of whole numbers per element."""
+        facts = TASKS[self.task]
+        is_per_element = facts.label == "class" and facts.per == "element"
+        return is_per_element and encoders.ignores(self.labels or ())
+
     def apply(self, data: _Data, require_targets: bool = True) -> _Data:
         """Convert sequences to tensors.
 
@@ -365,9 +372,9 @@ class Preprocessor:
         """Raise if a label is not one of training; ``rows`` is the sequence or element of each
         label.
         """
-        if not (classes < 0).any():
+        if not (classes == -1).any():
             return
-        row = int(rows[int((classes < 0).argmax())])
+        row = int(rows[int((classes == -1).argmax())])
         step = None
         if self.per_element:
             row, step = place_of(batch.offsets, row)
@@ -416,6 +423,9 @@ class Preprocessor:
         labels = None
         if with_classes and fragment.labels is not None:
             labels = self._classes_of(fragment.label_words)
+            if self.ignores:
+                is_ignored = [word == encoders.IGNORED for word in fragment.label_words]
+                labels[np.array(is_ignored, dtype=np.bool_)] = encoders.IGNORED_CLASS
         return Codes(tokens, labels)
 
     def _classes_of(self, labels: Sequence[str]) -> npt.NDArray[np.int64]:

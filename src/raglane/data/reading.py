@@ -29,6 +29,7 @@ from raglane.data.dataset import Dataset
 from raglane.data.formats.arrow import Reader, label_kinds, label_split_of, read_labels
 from raglane.data.formats.base import columns_argument, unused_notes
 from raglane.data.formats.entries import read_table
+from raglane.data.padding import without_padding
 from raglane.data.records import ROLES, Columns, Records, as_float32, offsets_of
 from raglane.data.stores import table_from
 from raglane.errors import (
@@ -155,6 +156,11 @@ def read(
     return Dataset(records_from(listed(source), listed(labels), columns))
 
 
+def _has_own_steps(data: Any) -> bool:
+    """Return True if each element is there by itself: of a Ragged, or a row of a table."""
+    return isinstance(data, Ragged) or is_panel(data)
+
+
 def _noted(dataset: Dataset, columns: Columns) -> Dataset:
     """Return a dataset with a note about options that differ from those it was read with."""
     unused = [
@@ -221,6 +227,9 @@ def records_from(data: Any, labels: Any, columns: Columns | None) -> Records:
         raise DataError("labels", "none", rule, fix)
     if isinstance(data, Dataset):
         return replace(records, notes=_noted(data, asked).notes)
+    if table is None and not _has_own_steps(data):
+        kept = replace(records.columns, keep_trailing=asked.keep_trailing)
+        records = without_padding(replace(records, columns=kept))
     notes = unused_notes(asked, () if table is None else ROLES, "data in memory", records)
     if labels is not None and asked.label is not None and table is not None:
         # A column of this name is left out of the features.

@@ -134,7 +134,7 @@ class TBPTTSampler(Epochs[Chunk]):
         self.shuffle = check_flag("shuffle", shuffle)
         # The streams of this rank, one per row of its chunks.
         self.streams = range(rank, self.batch_size, ranks)
-        self._lengths: _Integers = self._inputs.host_lengths.numpy()
+        self._lengths: _Integers = self._inputs.lengths_cpu.numpy()
         self._offsets: _Integers = offsets_of(self._lengths)
         # The number of pieces of each sequence. An empty sequence has one, so that it begins and
         # ends in a chunk.
@@ -248,7 +248,7 @@ def _check_targets(targets: Any, inputs: Ragged) -> Ragged | Tensor | None:
     if targets is None:
         return None
     if isinstance(targets, Ragged):
-        if not torch.equal(targets.host_lengths, inputs.host_lengths):
+        if not torch.equal(targets.lengths_cpu, inputs.lengths_cpu):
             got = "a Ragged of other lengths"
             rule = "one target per element, with the lengths of the inputs"
             fix = "pass a tensor with one target per sequence, or a target for each element"

@@ -10,9 +10,9 @@
 from __future__ import annotations
 
 from raglane.export.aot import Packaged as Packaged
-from raglane.export.aot import build_operators, package
+from raglane.export.aot import aot_inductor, copy_operators
 from raglane.export.to_onnx import Exported as Exported
 from raglane.export.to_onnx import onnx
 from raglane.export.verify import Verified as Verified
 
-__all__ = ["build_operators", "onnx", "package"]
+__all__ = ["aot_inductor", "copy_operators", "onnx"]

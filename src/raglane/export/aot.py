@@ -1,7 +1,7 @@
 """Packages of AOTInductor: machine code that torch runs without the Python code of the model.
 
 Layers of the kernels are an operator of torch in C++, of ``csrc/torch``, which
-:func:`build_operators` copies; on a GPU the graph launches the kernels of Triton, which become part
+:func:`copy_operators` copies; on a GPU the graph launches the kernels of Triton, which become part
 of the package.
 """
 
@@ -52,7 +52,7 @@ class Packaged:
     verified: Verified | None
 
 
-def package(
+def aot_inductor(
     model: nn.Module,
     path: str | Path,
     *,
@@ -73,7 +73,7 @@ def package(
             succeeded.
         example: see :func:`raglane.export.onnx`.
         layout: see :func:`raglane.export.onnx`.
-        operators: the result of :func:`raglane.export.build_operators`: LSTM, GRU, RNN and the
+        operators: the result of :func:`raglane.export.copy_operators`: LSTM, GRU, RNN and the
             element-wise cells run on the kernels, and a program must load that library before the
             package. None: torch's operators run them, which is slower. A package of a model on a
             GPU contains the kernels of Triton, without operators.
@@ -95,7 +95,7 @@ def package(
         >>> import tempfile, raglane as rl
         >>> batch = rl.Ragged([torch.randn(4, 3), torch.randn(2, 3)])
         >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SKIP
-        ...     packaged = package(rl.nn.GRU(3, 8), f"{folder}/model.pt2", example=batch)
+        ...     packaged = aot_inductor(rl.nn.GRU(3, 8), f"{folder}/model.pt2", example=batch)
         ...     packaged.inputs, packaged.outputs
         (['values', 'lengths'], ['output_0', 'output_1'])
     """
@@ -221,7 +221,7 @@ class _Counted(nn.Module):
 # ---------------------------------------------------------------------------------------
 
 
-def build_operators(folder: str | Path) -> Path:
+def copy_operators(folder: str | Path) -> Path:
     """Write the libraries that run the layers of packaged models on the CPU kernels, without
     Python.
 
@@ -231,7 +231,7 @@ def build_operators(folder: str | Path) -> Path:
 
     Returns:
         The path of ``libraglane_torch.so``, which is the argument ``operators`` of
-        :func:`raglane.export.package`. It runs with torch 2.11 and every later version.
+        :func:`raglane.export.aot_inductor`. It runs with torch 2.11 and every later version.
 
     Raises:
         ExportError: Raglane was installed without these operators.
@@ -242,7 +242,7 @@ def build_operators(folder: str | Path) -> Path:
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +SKIP
-        ...     build_operators(folder).name
+        ...     copy_operators(folder).name
         'libraglane_torch.so'
     """
     kernels = location()
@@ -256,7 +256,7 @@ def build_operators(folder: str | Path) -> Path:
     if not built.is_file():
         got = "an installation without them"
         rule = "those of a wheel for Linux, or of a build with RAGLANE_TORCH"
-        fix = "install a wheel; without operators, rl.export.package uses those of torch, which are slower"
+        fix = "install a wheel; without operators, rl.export.aot_inductor uses those of torch, which are slower"
         raise ExportError("operators", got, rule, fix)
     target.mkdir(parents=True, exist_ok=True)
     for file in (kernels, built):
@@ -267,7 +267,7 @@ def build_operators(folder: str | Path) -> Path:
 def load_operators(path: Path) -> None:
     """Register the operator ``raglane::layer`` and its shapes with torch, once."""
     rule = f"the file {LIBRARY}, next to the kernels"
-    fix = "pass the result of rl.export.build_operators(folder)"
+    fix = "pass the result of rl.export.copy_operators(folder)"
     if not path.is_file():
         raise ExportError("operators", quote(str(path)), rule, fix)
     try:

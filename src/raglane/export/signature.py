@@ -272,7 +272,7 @@ def _are_alike(first: Ragged | Tensor, second: Ragged | Tensor) -> bool:
     """Return True for batches with the same lengths."""
     if isinstance(first, Tensor) or isinstance(second, Tensor):
         return first is second
-    return torch.equal(first.host_lengths, second.host_lengths)
+    return torch.equal(first.lengths_cpu, second.lengths_cpu)
 
 
 def _key(key: Any) -> str:

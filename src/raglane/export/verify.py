@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from raglane._utils.messages import require
 from raglane.errors import ExportError
 from raglane.export.signature import Signature
-from raglane.nn.recurrent.freeze import frozen_weights
+from raglane.nn.recurrent.packed_weights import packed_weights
 from raglane.ragged import Ragged
 
 # Relative to the largest number of an output.
@@ -71,9 +71,9 @@ def in_runtime(content: bytes) -> Run:
 def check_agrees(run: Run, model: nn.Module, signature: Signature) -> Verified:
     """Compare a file with its model on random batches."""
     names = signature.output_names
-    frozen = map(frozen_weights, model.modules())
-    if any(weights is not None and weights.is_int8 for weights in frozen):
-        # Not frozen, because the file has the weights in float32 and not in int8.
+    packed = map(packed_weights, model.modules())
+    if any(weights is not None and weights.is_int8 for weights in packed):
+        # Not packed, because the file has the weights in float32 and not in int8.
         model = copy.deepcopy(model)
     source = random.Random()
     generator = torch.Generator()

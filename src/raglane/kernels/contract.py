@@ -109,7 +109,7 @@ class Request:
         return tuple([state.shape[2] for state in self.state]) or self.state_sizes
 
     @property
-    def host_lengths(self) -> Tensor:
+    def lengths_cpu(self) -> Tensor:
         """The lengths on the CPU, without waiting for a device."""
         return segments.lengths_from_offsets(self.offsets) if self.lengths is None else self.lengths
 

@@ -76,7 +76,7 @@ def _run(request: Request, schedule: str) -> Result:
         table = cache(partial(graph.table_of, request.offsets, request.values.shape[0]))
         run_layer = partial(graph.run_layer, table)
     else:
-        plan = _plan(schedule, request.host_lengths, request.directions, device)
+        plan = _plan(schedule, request.lengths_cpu, request.directions, device)
         run_layer = partial(
             run_directions, run=partial(_run_direction, plan, SCHEDULES[schedule].holds_state)
         )
@@ -102,7 +102,7 @@ def run_direction(
     layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
 ) -> DirectionResult:
     """Run one layer in one direction in lanes, on these weights and states."""
-    plan = _plan("lanes", layer.host_lengths, 2 if reverse else 1, layer.values.device)
+    plan = _plan("lanes", layer.lengths_cpu, 2 if reverse else 1, layer.values.device)
     return _run_direction(plan, SCHEDULES["lanes"].holds_state, layer, weights, state, reverse)
 
 

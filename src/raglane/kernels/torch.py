@@ -76,7 +76,7 @@ class TorchBackend:
         together = not request.layer_by_layer
         if schedule == "packed":
             return _run_packed(request) if together else run_layers(request, _run_packed)
-        lengths = request.host_lengths
+        lengths = request.lengths_cpu
         if bool((lengths == lengths[0]).all()):
             return _run_equal(request) if together else run_layers(request, _run_equal)
         return run_layers(request, partial(run_directions, run=_run_padded_direction))
@@ -131,7 +131,7 @@ def _run_in_layout(request: Request, layout: Packed | Dense) -> Result:
 
 def _run_packed(request: Request) -> Result:
     """Run the batch as a PackedSequence of its sequences with an element."""
-    layout = packed_layout(request.host_lengths, request.offsets)
+    layout = packed_layout(request.lengths_cpu, request.offsets)
     data = take_rows(request.values, layout.index)
     # Empty sequences are the last in the order of length.
     running = layout.sorted_indices[: int(layout.batch_sizes[0])]
@@ -170,7 +170,7 @@ def _run_padded_direction(
     """
     values = layer.values
     offsets = layer.offsets
-    lengths = layer.host_lengths
+    lengths = layer.lengths_cpu
     if reverse:
         values = segments.reverse(values, offsets)
     longest = int(lengths.max())

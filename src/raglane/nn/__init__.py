@@ -9,6 +9,7 @@ from raglane.nn.attention import Attention
 from raglane.nn.convolution import CausalConv1d, Conv1d
 from raglane.nn.crf import CRF
 from raglane.nn.encoder import SequenceEncoder
+from raglane.nn.losses.ctc import ctc_loss
 from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.carry import carry
@@ -27,7 +28,7 @@ from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align
 from raglane.nn.transduction.decoder import AttentionDecoder
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.ngram import NGram
-from raglane.nn.transduction.pairs import edit_distance, pairs, soft_dtw
+from raglane.nn.transduction.pairs import edit_distance, soft_dtw
 from raglane.nn.transduction.rnnt import rnnt_loss
 from raglane.nn.transduction.search import beam_search
 from raglane.nn.transduction.transducer import Transducer
@@ -67,10 +68,10 @@ __all__ = [
     "beam_search",
     "carry",
     "ctc_align",
+    "ctc_loss",
     "edit_distance",
     "init",
     "losses",
-    "pairs",
     "rnnt_loss",
     "soft_dtw",
 ]

@@ -195,8 +195,8 @@ class Attention(nn.Module):
 
     def _check(self, name: str, batch: Any, features: int) -> None:
         check_kind(name, batch, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
-        if tuple(batch.features) != (features,):
-            got = f"elements of shape {tuple(batch.features)}"
+        if tuple(batch.feature_shape) != (features,):
+            got = f"elements of shape {tuple(batch.feature_shape)}"
             rule = f"elements of {features} features"
             raise ShapeError(name, got, rule, "build the layer with the sizes of its inputs")
         check_fits(name, batch.values, self.out_proj.weight)
@@ -227,11 +227,11 @@ def _attend(
         return cast(Tensor, output)
     if dropout and queries.is_cpu:
         itemsize = 2 * queries.shape[1] * queries.itemsize
-        check_pairs(query.host_lengths, memory.host_lengths, itemsize)
+        check_pairs(query.lengths_cpu, memory.lengths_cpu, itemsize)
     outputs = []
     # One row of heads before steps, as torch's kernel takes them.
-    queries_of = queries.transpose(0, 1).unsqueeze(0).split(query.host_lengths.tolist(), 2)
-    pairs_of = pairs.permute(1, 2, 0, 3).unsqueeze(1).split(memory.host_lengths.tolist(), 3)
+    queries_of = queries.transpose(0, 1).unsqueeze(0).split(query.lengths_cpu.tolist(), 2)
+    pairs_of = pairs.permute(1, 2, 0, 3).unsqueeze(1).split(memory.lengths_cpu.tolist(), 3)
     for rows, elements in zip(queries_of, pairs_of, strict=True):
         rows = rows.clone(memory_format=torch.contiguous_format)
         keys, values = elements.clone(memory_format=torch.contiguous_format).unbind(0)
@@ -254,5 +254,5 @@ def _has_varlen(queries: Tensor, query: Ragged, memory: Ragged, dropout: float) 
         and queries.shape[2] % 8 == 0
         and queries.shape[2] <= 256
         and torch.cuda.get_device_capability(queries.device) >= (8, 0)
-        and (memory is query or bool((memory.host_lengths > 0).all()))
+        and (memory is query or bool((memory.lengths_cpu > 0).all()))
     )

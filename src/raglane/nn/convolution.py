@@ -119,8 +119,8 @@ class Conv1d(nn.Conv1d):
             ArgumentError: the call is exported, and the number of outputs depends on the lengths.
         """
         check_ragged("input", input)
-        if tuple(input.features) != (self.in_channels,):
-            got = f"elements of shape {tuple(input.features)}"
+        if tuple(input.feature_shape) != (self.in_channels,):
+            got = f"elements of shape {tuple(input.feature_shape)}"
             rule = f"in_channels = {self.in_channels} features"
             raise ShapeError("input", got, rule, "build the layer with the size of its input")
         check_fits("input", input.values, self.weight)

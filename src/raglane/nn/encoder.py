@@ -189,10 +189,10 @@ class SequenceEncoder(nn.Module):
             rule = "a batch of tokens of int64 or int32"
             fix = "leave embedding out for elements of floats"
             raise ArgumentTypeError("batch", f"values of {batch.dtype}", rule, fix)
-        if batch.features:
+        if batch.feature_shape:
             rule = "a batch of one token per element"
             raise ShapeError(
-                "batch", f"elements of shape {tuple(batch.features)}", rule, "reshape it"
+                "batch", f"elements of shape {tuple(batch.feature_shape)}", rule, "reshape it"
             )
         # Only on the CPU: reading values would wait for a device.
         if not torch.compiler.is_compiling() and batch.values.is_cpu and batch.values.numel():

@@ -141,10 +141,10 @@ class AttentionPooling(nn.Module):
             ShapeError: elements have the wrong size, dtype or device.
         """
         check_ragged("batch", batch)
-        if tuple(batch.features) != (self.features,):
+        if tuple(batch.feature_shape) != (self.features,):
             rule = f"elements of {self.features} features"
             fix = "build the pooling with the number of features of its input"
-            raise ShapeError("batch", f"elements of shape {tuple(batch.features)}", rule, fix)
+            raise ShapeError("batch", f"elements of shape {tuple(batch.feature_shape)}", rule, fix)
         check_fits("batch", batch.values, self.hidden.weight)
         return batch.map(lambda values: self.query(torch.tanh(self.hidden(values)))).softmax(1)
 
@@ -161,7 +161,7 @@ class AttentionPooling(nn.Module):
             ArgumentTypeError: ``batch`` is not a Ragged.
             ShapeError: elements have the wrong size, dtype or device.
         """
-        if _answers(self, batch) and tuple(batch.features) == (self.features,):
+        if _answers(self, batch) and tuple(batch.feature_shape) == (self.features,):
             check_fits("batch", batch.values, self.hidden.weight)
             return _run_so_far(running(self, self.features, batch.dtype), batch)
         weights = self.weights(batch).values.unsqueeze(-1)
@@ -297,7 +297,7 @@ def _run_so_far(layer: Recurrent, batch: Ragged) -> Tensor:
     return (
         layer(batch._like(batch.values.reshape(batch.values.shape[0], -1)))[0]
         .last()
-        .reshape(-1, *batch.features)
+        .reshape(-1, *batch.feature_shape)
     )
 
 

@@ -91,7 +91,7 @@ def _slide_counted(
         got = "windows whose number depends on the numbers of the lengths"
         rule = "as many steps as before within torch.export: stride=1 and padding='same'"
         raise ArgumentError("windows", got, rule, "export the other layers")
-    lengths = batch.host_lengths
+    lengths = batch.lengths_cpu
     counts = windows.numbers(lengths)
     room = int(windows.room(lengths).sum())
     rows = _rows(batch, windows, fill, function, room, int(counts.sum()))
@@ -154,10 +154,10 @@ class _StepPooling(nn.Module):
         check_ragged("batch", batch)
         check_floating(type(self).__name__, batch.values)
         windows = Windows(self.kernel_size, self.stride, self.padding, self.padding, least=1)
-        width = math.prod(batch.features)
+        width = math.prod(batch.feature_shape)
         flat = batch._like(batch.values.reshape(batch.values.shape[0], width))
         pooled = slide(flat, windows, self.fill, self._pooled)
-        return pooled._like(pooled.values.reshape(pooled.values.shape[0], *batch.features))
+        return pooled._like(pooled.values.reshape(pooled.values.shape[0], *batch.feature_shape))
 
     def _pooled(self, row: Tensor) -> Tensor:
         return self._pool(row.t().unsqueeze(0)).squeeze(0).t()

@@ -45,7 +45,7 @@ class Flattened(NamedTuple):
         [Tensor], Tensor
     ]  # converts values (N, *features) to the original layout, padded with zeros
 
-    def host_lengths(self) -> Tensor:
+    def lengths_cpu(self) -> Tensor:
         """Return the lengths, ``(B,)`` int64 on the CPU."""
         return lengths_from_offsets(self.offsets) if self.lengths is None else self.lengths
 

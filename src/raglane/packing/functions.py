@@ -362,7 +362,7 @@ def unpad_sequence(
     """
     batch_first = read_flag("batch_first", batch_first)
     flat = flatten_padded(padded_sequences, lengths, batch_first, argument="padded_sequences")
-    return _split(flat.values, flat.host_lengths())
+    return _split(flat.values, flat.lengths_cpu())
 
 
 @_never_recorded
@@ -423,4 +423,4 @@ def unpack_sequence(packed_sequences: PackedSequence) -> list[Tensor]:
         [tensor([1, 2, 3]), tensor([3, 4])]
     """
     flat = flatten_packed(packed_sequences, "packed_sequences")
-    return _split(flat.values, flat.host_lengths())
+    return _split(flat.values, flat.lengths_cpu())

@@ -84,7 +84,7 @@ class Sample:
 
 def read_labels(labels: Any, lengths: Tensor, index: Tensor) -> list[list[str]]:
     """Return the labels of the drawn sequences as texts of printable characters."""
-    if isinstance(labels, Ragged) and labels.features == ():
+    if isinstance(labels, Ragged) and labels.feature_shape == ():
         labels = labels.to_list()
     rule = "lists with one label for each element"
     fix = "pass for each sequence a list of its labels"

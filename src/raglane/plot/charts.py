@@ -11,7 +11,7 @@ import numpy.typing as npt
 from raglane._utils.checks import check_whole
 from raglane._utils.drawing import BLUE, GREEN, ORANGE, VERMILION, frame
 from raglane._utils.messages import count_of, quote
-from raglane.data.lengths import batch_fill, round_up
+from raglane.data.lengths import batch_density, round_up
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.plot.picture import SMALL, TITLE, Box, Picture, label, look, picture_in, width_of
@@ -197,7 +197,7 @@ def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = N
 
     def share(size: int, order: EpochOrder) -> float:
         sampler = BatchSampler(counts, BatchLimit(sequences=size), order, seed=seed)
-        return 100 * (1 - batch_fill(counts, *sampler.whole()))
+        return 100 * (1 - batch_density(counts, *sampler.whole()))
 
     shares = {name: [share(size, order) for size in sizes] for name, order in _ORDERS.items()}
     title = f"{count_of(len(counts), 'sequence')}: the share of padded batches that is padding"

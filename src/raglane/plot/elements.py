@@ -56,7 +56,7 @@ def attention(weights: Ragged, *, labels: Any = None, axes: Any = None) -> Pictu
         f"attention, head {head}": read.with_values(values)
         for head, values in enumerate(read.values.unbind(1))
     }
-    if not weights.features:
+    if not weights.feature_shape:
         heads = {"attention": read.with_values(read.values[:, 0])}
     return _draw(heads, _largest(heads), labels, axes, gamma=0.5)
 
@@ -155,10 +155,13 @@ def _read(name: str, batch: Any, bounds: tuple[int, int] | None) -> Ragged:
     if not batch.values.is_floating_point():
         fix = "convert the batch with .to(torch.float32)"
         raise ArgumentTypeError(name, str(batch.dtype), "of a floating-point dtype", fix)
-    if len(batch.features) > 1 or 0 in batch.features:
+    if len(batch.feature_shape) > 1 or 0 in batch.feature_shape:
         rule = "one number or one vector per element"
         raise ShapeError(
-            name, f"elements of shape {tuple(batch.features)}", rule, "choose or flatten features"
+            name,
+            f"elements of shape {tuple(batch.feature_shape)}",
+            rule,
+            "choose or flatten features",
         )
     values = batch.values.detach().to("cpu", torch.float64)
     if bounds is not None:
@@ -168,7 +171,7 @@ def _read(name: str, batch: Any, bounds: tuple[int, int] | None) -> Ragged:
             rule = f"numbers from {bounds[0]} to {bounds[1]}"
             raise ArgumentError(name, got, rule, "apply softmax or sigmoid first")
     return Ragged.from_flat(
-        values if batch.features else values.unsqueeze(1), lengths=batch.host_lengths
+        values if batch.feature_shape else values.unsqueeze(1), lengths=batch.lengths_cpu
     )
 
 

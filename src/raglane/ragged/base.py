@@ -34,19 +34,19 @@ class FlatBatch:
     _host_lengths: Tensor | None
 
     @classmethod
-    def _make(cls, values: Tensor, offsets: Tensor, host_lengths: Tensor | None) -> Self:
+    def _make(cls, values: Tensor, offsets: Tensor, lengths_cpu: Tensor | None) -> Self:
         """Create a batch without checks."""
         batch = cls.__new__(cls)
         batch._values = values
         batch._offsets = offsets
         # In torch's pytrees, placeholders may replace tensors.
-        batch._host_lengths = None if getattr(offsets, "is_cpu", False) else host_lengths
+        batch._host_lengths = None if getattr(offsets, "is_cpu", False) else lengths_cpu
         return batch
 
     @classmethod
-    def _build(cls, values: Tensor, host_lengths: Tensor) -> Self:
-        offsets = segments.offsets_from_lengths(host_lengths).to(values.device, non_blocking=True)
-        return cls._make(values, offsets, host_lengths)
+    def _build(cls, values: Tensor, lengths_cpu: Tensor) -> Self:
+        offsets = segments.offsets_from_lengths(lengths_cpu).to(values.device, non_blocking=True)
+        return cls._make(values, offsets, lengths_cpu)
 
     def _like(self, values: Tensor) -> Self:
         """:meth:`with_values` without its checks."""
@@ -111,7 +111,7 @@ class FlatBatch:
         return self._offsets
 
     @property
-    def host_lengths(self) -> Tensor:
+    def lengths_cpu(self) -> Tensor:
         """The lengths, ``(B,)`` int64, on the CPU. Waits for a GPU if they are only there."""
         if self._offsets.is_cpu:
             return self.lengths
@@ -137,7 +137,7 @@ class FlatBatch:
 
     @property
     def lengths(self) -> Tensor:
-        """The lengths, ``(B,)`` int64, on the device of the values; ``host_lengths`` is the copy on
+        """The lengths, ``(B,)`` int64, on the device of the values; ``lengths_cpu`` is the copy on
         the host.
         """
         return segments.lengths_from_offsets(self.offsets)
@@ -170,11 +170,11 @@ class FlatBatch:
         there.
         """
         refuse_jit_trace("the longest length of a Ragged")
-        lengths = self.host_lengths
+        lengths = self.lengths_cpu
         return int(lengths.max()) if lengths.numel() else 0
 
     @property
-    def fill(self) -> float:
+    def density(self) -> float:
         """N / (B x longest), the share of real elements in the padded batch; 1 if that is empty.
 
         Waits for a GPU if the lengths are only there.
@@ -183,7 +183,7 @@ class FlatBatch:
         return self._values.shape[0] / room if room else 1.0
 
     @property
-    def features(self) -> torch.Size:
+    def feature_shape(self) -> torch.Size:
         """The shape of one element."""
         return self._values.shape[1:]
 
@@ -242,7 +242,7 @@ class FlatBatch:
 
     def tolist(self) -> list[Any]:
         """Return nested lists of numbers, one per sequence."""
-        pieces = torch.split(self._values, self.host_lengths.tolist()) if len(self) else ()
+        pieces = torch.split(self._values, self.lengths_cpu.tolist()) if len(self) else ()
         return [piece.tolist() for piece in pieces]
 
     @property
@@ -276,7 +276,7 @@ class FlatBatch:
         return (
             self._offsets
             if self._offsets.is_cpu
-            else segments.offsets_from_lengths(self.host_lengths)
+            else segments.offsets_from_lengths(self.lengths_cpu)
         )
 
     def _needs_lengths_of(self, name: str, other: FlatBatch, whose: str) -> None:

@@ -67,8 +67,8 @@ class Ragged(SequenceOperations, Conversions):
     sequences are legal.
 
     A batch on a GPU keeps a copy of its lengths on the host, so that nothing waits for the GPU to
-    read them. Only a batch built from offsets or lengths on a GPU has no copy: ``host_lengths``,
-    ``max_length``, ``fill``, indexing, ``truncate``, ``to_padded`` and the other conversions then
+    read them. Only a batch built from offsets or lengths on a GPU has no copy: ``lengths_cpu``,
+    ``max_length``, ``density``, indexing, ``truncate``, ``to_padded`` and the other conversions then
     wait for the device.
 
     It means what a tensor ``(B, *, *features)`` would mean in which only real elements exist:
@@ -89,7 +89,7 @@ class Ragged(SequenceOperations, Conversions):
     Example:
         >>> r = Ragged([torch.ones(4, 12), torch.ones(2, 12), torch.ones(8, 12)])
         >>> r
-        Ragged(shape=(3, *, 12), dtype=torch.float32, device=cpu, lengths=[4, 2, 8], fill=0.583)
+        Ragged(shape=(3, *, 12), dtype=torch.float32, device=cpu, lengths=[4, 2, 8], density=0.583)
         >>> r.last().shape, r[1].shape
         (torch.Size([3, 12]), torch.Size([2, 12]))
     """
@@ -166,7 +166,7 @@ class Ragged(SequenceOperations, Conversions):
         host_offsets = self._host_offsets()
         first, end = int(host_offsets[start]), int(host_offsets[stop])
         offsets = self._offsets[start : stop + 1] - first
-        return self._make(self._values[first:end], offsets, self.host_lengths[start:stop])
+        return self._make(self._values[first:end], offsets, self.lengths_cpu[start:stop])
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply a function to the flat values, ``(N, *features)`` in and ``(N, *anything)`` out.
@@ -350,7 +350,7 @@ class Ragged(SequenceOperations, Conversions):
             shown = ", ".join(map(str, lengths[:_SHOWN].tolist())) + (
                 ", ..." if len(self) > _SHOWN else ""
             )
-            of_lengths = f"lengths=[{shown}], fill={self.fill:.3g}"
+            of_lengths = f"lengths=[{shown}], density={self.density:.3g}"
         return f"Ragged(shape={shape}, dtype={self.dtype}, device={self.device}, {of_lengths})"
 
     def _repr_html_(self) -> str:
@@ -398,9 +398,9 @@ def _refuse_to(args: tuple[Any, ...], kwargs: Mapping[str, Any], error: Exceptio
         raise ArgumentTypeError("to", got, rule, "pass a device, a dtype or both") from error
 
 
-def _rebuild(values: Tensor, offsets: Tensor, host_lengths: Tensor | None) -> Ragged:
+def _rebuild(values: Tensor, offsets: Tensor, lengths_cpu: Tensor | None) -> Ragged:
     """Rebuild a pickled batch."""
-    return Ragged._make(values, offsets, host_lengths)
+    return Ragged._make(values, offsets, lengths_cpu)
 
 
 def _flatten(batch: Ragged) -> tuple[list[Tensor], None]:
@@ -412,7 +412,7 @@ def _flatten(batch: Ragged) -> tuple[list[Tensor], None]:
 
 def _flatten_with_keys(batch: Ragged) -> tuple[list[tuple[Any, Any]], None]:
     children, context = _flatten(batch)
-    names = ("values", "offsets", "host_lengths")[: len(children)]
+    names = ("values", "offsets", "lengths_cpu")[: len(children)]
     return [
         (pytree.GetAttrKey(name), child) for name, child in zip(names, children, strict=True)
     ], context

@@ -74,10 +74,10 @@ class Conversions(FlatBatch):
                     what, "a tensor without data, on meta", "integers", "pass a tensor with data"
                 )
             return cls._make(values, offsets.to(values.device), None)
-        host_lengths = segments.lengths_from_offsets(offsets) if given is None else given
+        lengths_cpu = segments.lengths_from_offsets(offsets) if given is None else given
         if not records_operators():  # the kernels check when they run
             check_offsets(offsets, values.shape[0], "offsets" if given is None else "lengths")
-        return cls._make(values, offsets.to(values.device, non_blocking=True), host_lengths)
+        return cls._make(values, offsets.to(values.device, non_blocking=True), lengths_cpu)
 
     @classmethod
     def from_padded(
@@ -205,7 +205,7 @@ class Conversions(FlatBatch):
             [tensor([1, 2]), tensor([3])]
         """
         refuse_jit_trace("a list of the sequences of a Ragged")
-        return list(torch.split(self._values, self.host_lengths.tolist())) if len(self) else []
+        return list(torch.split(self._values, self.lengths_cpu.tolist())) if len(self) else []
 
     def to_padded(
         self, batch_first: bool = True, padding_value: float = 0.0, total_length: int | None = None
@@ -246,7 +246,7 @@ class Conversions(FlatBatch):
             fix="pass a smaller one: this times the sequences",
         )
         padded = flat_to_padded(self._values, self._offsets, length, batch_first, fill)
-        return padded, self.host_lengths.clone()
+        return padded, self.lengths_cpu.clone()
 
     def to_packed(self) -> PackedSequence:
         """Return a PackedSequence with ``sorted_indices``, which restore this order.
@@ -258,7 +258,7 @@ class Conversions(FlatBatch):
             >>> Ragged([torch.tensor([3]), torch.tensor([1, 2])]).to_packed().data.tolist()
             [1, 3, 2]
         """
-        return pack_flat(self._values, self._offsets, self.host_lengths)
+        return pack_flat(self._values, self._offsets, self.lengths_cpu)
 
     def to_nested(self) -> Tensor:
         """Return a jagged :mod:`torch.nested` tensor that shares the memory.
@@ -269,7 +269,7 @@ class Conversions(FlatBatch):
         """
         return to_nested(self._values, self._offsets, self.max_length)
 
-    def padding_free(self) -> dict[str, Any]:
+    def to_transformers(self) -> dict[str, Any]:
         """Return the batch as one row, with the arguments by which models find its sequences.
 
         They are the keyword arguments of models of Hugging Face transformers for padding-free
@@ -283,7 +283,7 @@ class Conversions(FlatBatch):
             1,)`` int32; and the integers ``max_length_q`` and ``max_length_k``.
 
         Example:
-            >>> inputs = Ragged([[7, 8], [9]]).padding_free()
+            >>> inputs = Ragged([[7, 8], [9]]).to_transformers()
             >>> inputs["input_ids"].tolist(), inputs["position_ids"].tolist(), inputs["cu_seq_lens_q"].tolist()
             ([[7, 8, 9]], [[0, 1, 0]], [0, 2, 3])
         """

@@ -62,7 +62,7 @@ class SequenceOperations(FlatBatch):
             [1, 0, 2]
         """
         return torch.argsort(
-            self.host_lengths, stable=True, descending=check_flag("descending", descending)
+            self.lengths_cpu, stable=True, descending=check_flag("descending", descending)
         )
 
     # -- one value per element
@@ -77,21 +77,22 @@ class SequenceOperations(FlatBatch):
         """
         return self._like(segments.reverse(self.values, self.offsets))
 
-    def shift(self, steps: int, fill: float = 0.0) -> Self:
+    def shift(self, steps: int, fill_value: float = 0.0) -> Self:
         """Shift each sequence by ``steps`` and fill the vacated elements; lengths do not change.
 
         Args:
             steps: an element takes the value ``steps`` before it; if negative, after it.
-            fill: the value of vacated elements.
+            fill_value: the value of vacated elements.
 
         Example:
             >>> Ragged([torch.tensor([1, 2, 3]), torch.tensor([5])]).shift(1).values.tolist()
             [0, 1, 2, 0]
         """
-        fill, steps = self._value("fill", fill), check_whole("steps", steps)
+        fill = self._value("fill_value", fill_value)
+        steps = check_whole("steps", steps)
         return self._like(segments.shift(self.values, self.offsets, steps, fill))
 
-    def spread(self, per_sequence: Tensor) -> Self:
+    def broadcast(self, per_sequence: Tensor) -> Self:
         """Return a batch of the same lengths in which each element has the value of its sequence.
 
         Args:
@@ -103,7 +104,7 @@ class SequenceOperations(FlatBatch):
 
         Example:
             >>> r = Ragged([torch.tensor([1., 3.]), torch.tensor([5.])])
-            >>> (r - r.spread(r.mean(1))).values.tolist()
+            >>> (r - r.broadcast(r.mean(1))).values.tolist()
             [-1.0, 1.0, 0.0]
         """
         count = self.offsets.shape[0] - 1
@@ -166,7 +167,7 @@ class SequenceOperations(FlatBatch):
                 rule,
                 "pass e.g. windows(50) or windows(50, step=25)",
             )
-        lengths = self.host_lengths
+        lengths = self.lengths_cpu
         counts = torch.where(lengths > 0, ((lengths - size).clamp(min=0) + step - 1) // step + 1, 0)
         window_offsets = segments.offsets_from_lengths(counts)
         total = int(window_offsets[-1])
@@ -217,7 +218,7 @@ class SequenceOperations(FlatBatch):
                 raise ShapeError(
                     "others", got, rule, "call Ragged([*a, *b]) to put more sequences into a batch"
                 )
-        lengths = torch.stack([batch.host_lengths for batch in batches]).sum(0)
+        lengths = torch.stack([batch.lengths_cpu for batch in batches]).sum(0)
         device = self.offsets.device
         goal = segments.offsets_from_lengths(lengths).to(device, non_blocking=True)[:-1]
         index = []
@@ -253,10 +254,10 @@ class SequenceOperations(FlatBatch):
         is_mask = isinstance(index, Tensor) and index.dtype is torch.bool
         starts = self.offsets[:-1].index_select(0, chosen.to(self.device, non_blocking=True))
         # A mask has no repetitions.
-        return self._slices(starts, self.host_lengths[chosen], repeats=not is_mask)
+        return self._slices(starts, self.lengths_cpu[chosen], repeats=not is_mask)
 
     def _slices(
-        self, starts: Any, host_lengths: Any, repeats: bool = False, stride: int = 1
+        self, starts: Any, lengths_cpu: Any, repeats: bool = False, stride: int = 1
     ) -> Self:
         """Return a batch of slices of the flat values; ``repeats`` if slices may overlap.
 
@@ -265,16 +266,16 @@ class SequenceOperations(FlatBatch):
         refuse_jit_trace("a choice of elements by their lengths")
         if isinstance(starts, np.ndarray):
             ends = np.zeros(starts.shape[0] + 1, np.int64)
-            np.cumsum(host_lengths, out=ends[1:])
-            shifts = np.repeat(starts - ends[:-1] * stride, host_lengths)
+            np.cumsum(lengths_cpu, out=ends[1:])
+            shifts = np.repeat(starts - ends[:-1] * stride, lengths_cpu)
             index = torch.from_numpy(np.arange(0, ends[-1] * stride, stride) + shifts)
             offsets = torch.from_numpy(ends)
         else:
-            total: Any = host_lengths.sum().item()  # symbolic in an export
-            lengths = host_lengths.to(starts.device, non_blocking=True)
+            total: Any = lengths_cpu.sum().item()  # symbolic in an export
+            lengths = lengths_cpu.to(starts.device, non_blocking=True)
             offsets = segments.offsets_from_lengths(lengths)
             index = segments.strided_index(starts, offsets, lengths, total, stride)
         # NOTE: take_rows requires rows without repetition; index_select sums the gradients of
         # repeated rows.
         values = self.values.index_select(0, index) if repeats else take_rows(self.values, index)
-        return self._make(values, offsets, None if self.is_cpu else host_lengths)
+        return self._make(values, offsets, None if self.is_cpu else lengths_cpu)

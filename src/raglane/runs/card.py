@@ -420,7 +420,7 @@ def _data(parts: Parts, saved: SavedModel) -> Table:
         lengths = np.asarray(dataset.element_counts)
         if len(lengths) and lengths.sum():
             of = summary(Distribution.of(lengths))
-            numbers = (of.count, of.elements, of.minimum, of.median, of.p95, of.maximum, of.fill)
+            numbers = (of.count, of.elements, of.minimum, of.median, of.p95, of.maximum, of.density)
         else:
             numbers = (len(lengths), 0, 0, 0, 0, 0, float("nan"))
         rows.append((name, *numbers))

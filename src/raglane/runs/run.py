@@ -112,7 +112,7 @@ class Run:
         self._moved: dict[torch.device, SavedModel] = {}
 
     def __repr__(self) -> str:
-        preprocess = self.preprocess
+        preprocess = self.preprocessor
         inputs = f"{preprocess.input_size:,} tokens"
         if not preprocess.is_tokens:
             inputs = count_of(len(preprocess.channels), "channel")
@@ -122,7 +122,7 @@ class Run:
         return f"Run({self.task}, {describe(self.model)}; {inputs}{outputs}; {source})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        files = model_files(self.model, self.preprocess, self.saved.columns)
+        files = model_files(self.model, self.preprocessor, self.saved.columns)
         return _from_files, (files, self.notes, named_code(self.model.config.cell))
 
     @property
@@ -131,7 +131,7 @@ class Run:
         return self.saved.model
 
     @property
-    def preprocess(self) -> Preprocessor:
+    def preprocessor(self) -> Preprocessor:
         """The preprocessing (vocabulary, scaling and labels) that was fitted to the training
         part.
         """
@@ -145,12 +145,12 @@ class Run:
     @property
     def labels(self) -> tuple[str, ...]:
         """The classes or labels, in the order of their probabilities; () for tasks without."""
-        return self.preprocess.labels or ()
+        return self.preprocessor.labels or ()
 
     @property
     def channels(self) -> tuple[str, ...]:
         """The names of the feature columns; () for tokens."""
-        return self.preprocess.channels
+        return self.preprocessor.channels
 
     def predict(
         self,
@@ -311,7 +311,7 @@ class Run:
     def _renamed(self, records: Dataset) -> Dataset:
         """Give columns in the order of training their names in training."""
         data = records.records
-        encoders = self.preprocess.features
+        encoders = self.preprocessor.features
         features = data.features
         if [feature.kind for feature in features] == [encoder.kind for encoder in encoders]:
             names = in_order(
@@ -363,7 +363,7 @@ class Run:
             raise ArgumentError("folder", quote(str(path)), "a new folder", "name another folder")
         check_writable("folder", path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_folder(path, model_files(self.model, self.preprocess, self.saved.columns))
+        write_folder(path, model_files(self.model, self.preprocessor, self.saved.columns))
 
     def export(
         self,
@@ -387,7 +387,9 @@ class Run:
         """
         from raglane.runs.exported import export_run
 
-        return export_run(self.model, self.preprocess, as_path(path), layout=layout, verify=verify)
+        return export_run(
+            self.model, self.preprocessor, as_path(path), layout=layout, verify=verify
+        )
 
     def _on(self, device: torch.device) -> SavedModel:
         """Return the model on a device; one copy per device, because other threads use the model on

@@ -126,6 +126,12 @@ class ColumnNames:
     no_header: bool = option(
         False, "A CSV file has no header: its columns are --header, or c1, c2 and so on.", DATA
     )
+    label_from_name: str | None = option(
+        None,
+        "In a folder, the label of a file is what this pattern finds in its path: its group, or all.",
+        DATA,
+        metavar="REGEX",
+    )
     on_bad_row: str = option(
         "fail",
         "fail: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
@@ -343,6 +349,7 @@ class Source:
         used = records.columns
         guessed: dict[str, Any] = {"sequence": used.sequence, "label": used.label}
         guessed |= {"split": used.split, "label_split": used.label_split}
+        guessed |= {"keep_trailing": used.keep_trailing}
         for name in LISTS:
             names = getattr(used, name)
             guessed[name] = None if names is None else list(names)
@@ -352,8 +359,8 @@ class Source:
             guessed["tokens"] = words[used.tokens]
             guessed |= {"time_gaps": used.time_gaps, "time": used.time, "wide": used.wide}
             guessed |= {"time_format": used.time_format, "duplicate_times": used.duplicate_times}
-            guessed |= {"keep_trailing": used.keep_trailing}
             guessed |= {"header": used.header, "no_header": used.no_header}
+            guessed["label_from_name"] = used.label_from_name
             if used.sequence == "sequence":
                 # The default name in a converted folder; columns with this name are detected.
                 guessed["sequence"] = None

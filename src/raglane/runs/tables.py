@@ -89,7 +89,7 @@ class TablePredictor:
         rows = _as_arrow(table, arrow)
         if rows.num_rows == 0:
             # Predict one sequence of one element for the types of the columns.
-            preprocess = self.run.preprocess
+            preprocess = self.run.preprocessor
             example = (
                 ["a"]
                 if preprocess.is_tokens

@@ -45,7 +45,7 @@ class Engine:
         max_queue: the most frames of a stream that wait, and the most results.
         chunk: the most frames of a stream in one step; None for all.
         features: the shape of a frame, if it does not follow from the first module.
-        dtype: ``torch.int8`` for int8 weights of RNN, LSTM and GRU, as :func:`raglane.freeze`; None
+        dtype: ``torch.int8`` for int8 weights of RNN, LSTM and GRU, as :func:`raglane.pack_weights`; None
             for those of the model.
         nan: ``"refuse"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with
             ``missing`` passes them.

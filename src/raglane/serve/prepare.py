@@ -21,7 +21,7 @@ from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, RaglaneError
 from raglane.kernels.cpu.prepared import Runner
 from raglane.nn.pooling import AttentionPooling, Pooling, running
-from raglane.nn.recurrent.freeze import frozen_weights
+from raglane.nn.recurrent.packed_weights import packed_weights
 from raglane.nn.recurrent.stack import Stack
 from raglane.programs.graph import Columns, Refused, Result
 from raglane.programs.lower import Lowering
@@ -116,11 +116,11 @@ def prepare(
 
 
 def _answers_in_int8(module: nn.Module) -> bool:
-    """Return True for a frozen layer with int8 weights, while they are valid."""
+    """Return True for a layer with packed int8 weights, while they are valid."""
     if not isinstance(module, Stack):
         return False
-    frozen = frozen_weights(module)
-    return frozen is not None and frozen.is_int8 and bool(frozen.packed_for(module._weights()))
+    packed = packed_weights(module)
+    return packed is not None and packed.is_int8 and bool(packed.packed_for(module._weights()))
 
 
 def _unsupported(module: nn.Module) -> tuple[str, str]:

@@ -238,7 +238,7 @@ class Served:
         """Return a sequence in the one form that cannot be misread in a batch with others."""
         if self.run is None:
             return self.checked(self.frames(content))
-        if self.run.preprocess.is_tokens:
+        if self.run.preprocessor.is_tokens:
             return content
         count = len(self.run.channels)
         values = numbers(content, torch.float32, "sequences")
@@ -315,7 +315,7 @@ class Served:
                 "channels": list(self.run.channels),
                 "labels": list(self.run.labels),
             }
-            facts["tokens"] = self.run.preprocess.is_tokens
+            facts["tokens"] = self.run.preprocessor.is_tokens
         return metadata
 
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from raglane import segments
-from raglane.nn import AttentionDecoder, CTCBeamSearch, Hypotheses, Transducer
+from raglane.nn import AttentionDecoder, CTCBeamSearch, Hypotheses, Transducer, ctc_loss
 from raglane.nn.encoder import LAYERS
-from raglane.nn.losses import ctc_loss
 from raglane.ragged import Ragged
 
 # A target has at most this many labels per element of its input, and this many more.

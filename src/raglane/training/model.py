@@ -439,7 +439,7 @@ class SequenceModel(nn.Module):
                 "model", "a model of numbers", "a language model", "pass a language model"
             )
         _, state = recurrent(
-            encoder.embed(inputs._slices(inputs.offsets[:-1], inputs.host_lengths - 1))
+            encoder.embed(inputs._slices(inputs.offsets[:-1], inputs.lengths_cpu - 1))
         )
 
         def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:

@@ -62,12 +62,12 @@ from raglane.data.typed import Column, Written, numbers_in
 
 def read(path: Path, columns: Columns) -> Records:
     """Read a CSV file in long form."""
-    entries, notes = _entries_of(path, columns)
+    entries, notes = entries_of(path, columns)
     records = read_columns(path, entries, columns)
     return replace(records, notes=(*notes, *records.notes))
 
 
-def _entries_of(path: Path, columns: Columns) -> tuple[dict[str, Column], tuple[str, ...]]:
+def entries_of(path: Path, columns: Columns) -> tuple[dict[str, Column], tuple[str, ...]]:
     """Return the entries of each column as texts, and notes on omitted columns."""
     content = read_bytes(path)
     table = plain(path, io.BytesIO(content), columns)
@@ -192,7 +192,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
             yield from file.pieces(start[0] if start else 0)
             return
     if not start:
-        yield from column_pieces(path, _entries_of(path, columns)[0], columns)
+        yield from column_pieces(path, entries_of(path, columns)[0], columns)
 
 
 def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> Iterator[Piece]:

@@ -24,6 +24,7 @@ from raglane.data.formats.grouping import check_header_once
 from raglane.data.formats.pieces import Piece
 from raglane.data.formats.short_rows import check_ends, note_ends
 from raglane.data.formats.table import choose, kinds_of, records_of
+from raglane.data.padding import note_padding
 from raglane.data.records import Columns, Records
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide
 from raglane.data.roles.decide import TEXT_NAMES
@@ -195,6 +196,7 @@ def _wide_rows(
     lengths = np.maximum(np.where(filled.any(1), width - filled[:, ::-1].argmax(1), 0), 1)
     rows = np.repeat(np.arange(count), lengths)
     inside = np.arange(width) < lengths[:, None]
+    short += _note_words(table, steps, inside)
     long: dict[str, Column] = {}
     id_names = roles.id or ("id",)
     numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
@@ -226,6 +228,18 @@ def _with_ends(column: Column) -> Column:
 
 def _entries(column: Column) -> Any:
     return column.entries if isinstance(column, Written) else column.words()
+
+
+def _note_words(
+    table: Mapping[str, Column], steps: Steps, inside: npt.NDArray[np.bool_]
+) -> list[str]:
+    """Return the note about ends of rows that are written, as NaN, and no steps."""
+    names = zip(*steps.columns, strict=True)
+    blank = [np.all([_entries(table[name]) == "" for name in each], axis=0) for each in names]
+    written = ~inside & ~np.stack(blank, axis=1)
+    if not written.any():
+        return []
+    return [note_padding(int(written.any(axis=1).sum()), int(written.sum()))]
 
 
 def _are_filled(

@@ -127,6 +127,17 @@ def is_table(text: str) -> bool:
     return 2 * sum(map(bool, map(_is_data, body))) >= len(body) > 0
 
 
+def has_header(text: str) -> bool:
+    """Return False if the first line of a table has numbers or dates where other lines do."""
+    lines = _first_lines(text)
+    mark = _mark_of(lines)
+    rows = _rows(lines, _guess(text) if mark is None else mark)
+    if len(rows) < 2:
+        return True
+    kinds = _are_data(_body(rows), len(rows[0]))
+    return not any(map(_is_data, _entries(rows[0], kinds)))
+
+
 def _from_utf16(path: Path, content: bytes) -> bytes:
     try:
         return content.decode("utf-16").encode()

@@ -56,6 +56,7 @@ from raglane.data.formats.base import (
     is_named,
     takes_tokens,
 )
+from raglane.data.padding import without_padding
 from raglane.data.records import LISTS, Columns, Feature, Records, as_float32
 from raglane.data.roles.rules import ID_NAMES, ROLE_NAMES, TIME_NAMES
 from raglane.tasks import TASKS
@@ -227,7 +228,7 @@ def records_of(
     used = replace(
         columns, sequence=chosen.sequence, label=label, split=split, label_split=label_split
     )
-    return Records(
+    records = Records(
         values,
         offsets,
         ids,
@@ -241,6 +242,7 @@ def records_of(
         features,
         label_kinds=kinds,
     )
+    return without_padding(records)
 
 
 def _ids(reader: Reader, column: Any, name: str) -> tuple[str | int, ...]:

@@ -307,7 +307,7 @@ def run_direction(
         layer.need_output,
         layer.need_states,
         MACHINES[values.device.type],
-        None if layer.offsets.is_cpu else layer.host_lengths,
+        None if layer.offsets.is_cpu else layer.lengths_cpu,
     )
     call.places = places
     tensors = _tensors_of(call, layer, weights, state)

@@ -11,7 +11,7 @@ from raglane._utils.checks import check_count, check_device, check_dtype, check_
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.graph import has_loops
 from raglane.nn.crf import loops, recursions
-from raglane.nn.losses.comparison import Reduction, check_reduction, wide
+from raglane.nn.losses.comparison import LabelReduction, check_label_reduction, wide
 from raglane.ragged import Ragged
 
 _WRAP_IT = "wrap a list of sequences with rl.Ragged"
@@ -23,7 +23,8 @@ class CRF(torch.nn.Module):
 
     The score of the tags ``y`` of a sequence of ``L`` elements with emissions ``e`` is ::
 
-        score(y) = start[y_1] + sum_t e_t[y_t] + sum_t transitions[y_{t-1}, y_t] + end[y_L]
+        score(y) = start_transitions[y_1] + sum_t e_t[y_t] + sum_t transitions[y_{t-1}, y_t]
+                   + end_transitions[y_L]
         p(y) = exp(score(y)) / Z,    Z = sum over all C ** L tags of exp(score)
 
     (Lafferty, McCallum and Pereira, "Conditional random fields: probabilistic models for segmenting
@@ -47,10 +48,11 @@ class CRF(torch.nn.Module):
 
     Attributes:
         transitions: ``(C, C)``, the score of a tag (row) followed by another (column).
-        start: ``(C,)``, the score of each tag as the first of a sequence.
-        end: ``(C,)``, the score of each tag as the last.
+        start_transitions: ``(C,)``, the score of each tag as the first of a sequence.
+        end_transitions: ``(C,)``, the score of each tag as the last.
 
-    The parameters are initialised with 0, so at first each element's tag follows the softmax of its
+    The ``state_dict`` is that of pytorch-crf, whose calls mean the same: ``-crf(emissions, tags)``
+    is a loss. The parameters are initialised with 0, so at first each element's tag follows the softmax of its
     emissions.
 
     Raises:
@@ -63,10 +65,10 @@ class CRF(torch.nn.Module):
     Example:
         >>> crf = CRF(num_tags=3)
         >>> emissions = Ragged([torch.tensor([[5., 0., 0.], [0., 5., 0.]]), torch.tensor([[0., 0., 5.]])])
-        >>> tags, score = crf.decode(emissions)
-        >>> [sequence.tolist() for sequence in tags], score.tolist()
+        >>> tags = crf.decode(emissions)
+        >>> tags.tolist(), crf.score(emissions, tags).tolist()
         ([[0, 1], [2]], [10.0, 5.0])
-        >>> loss = crf(emissions, tags)  # the mean over the elements; reduction="sequence" or "none" for others
+        >>> loss = crf.loss(emissions, tags)
         >>> loss.backward()
         >>> crf.transitions.grad.shape
         torch.Size([3, 3])
@@ -85,8 +87,10 @@ class CRF(torch.nn.Module):
         self.transitions = torch.nn.Parameter(
             torch.empty(num_tags, num_tags, device=device, dtype=dtype)
         )
-        self.start = torch.nn.Parameter(torch.empty(num_tags, device=device, dtype=dtype))
-        self.end = torch.nn.Parameter(torch.empty(num_tags, device=device, dtype=dtype))
+        self.start_transitions = torch.nn.Parameter(
+            torch.empty(num_tags, device=device, dtype=dtype)
+        )
+        self.end_transitions = torch.nn.Parameter(torch.empty(num_tags, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -94,15 +98,13 @@ class CRF(torch.nn.Module):
         for parameter in self.parameters():
             torch.nn.init.zeros_(parameter)
 
-    def forward(self, emissions: Ragged, tags: Ragged, reduction: Reduction = "element") -> Tensor:
-        """Return the loss, the negative log-likelihood of the tags.
+    def forward(self, emissions: Ragged, tags: Ragged, reduction: LabelReduction = "sum") -> Tensor:
+        """Return the log-likelihood of the tags, as pytorch-crf does: the higher, the better.
 
         Args:
             emissions: as for all methods.
             tags: as for all methods.
-            reduction: ``"element"``, the sum divided by the number of elements; ``"sequence"``, the
-                sum divided by the number of sequences with an element; ``"none"``, the loss of each
-                sequence. Without elements it is 0.
+            reduction: ``"sum"`` or ``"mean"`` over the sequences, or ``"none"``.
 
         Returns:
             A scalar, or ``(B,)`` for ``"none"``.
@@ -110,14 +112,41 @@ class CRF(torch.nn.Module):
         Raises:
             ArgumentError: the reduction is unknown.
         """
-        check_reduction(reduction, "'none' and take the mean")
-        loss = -self.log_likelihood(emissions, tags)
-        if reduction == "none":
-            return loss
-        if reduction == "element":
-            # Not values.shape[0], which a program of torch.export takes to be at least 2.
-            return loss.sum() / emissions.lengths.sum().clamp(min=1)
-        return loss.sum() / emissions.lengths.count_nonzero().clamp(min=1)
+        return _reduced(self.log_likelihood(emissions, tags), reduction)
+
+    def loss(self, emissions: Ragged, tags: Ragged, reduction: LabelReduction = "mean") -> Tensor:
+        """Return the negative log-likelihood of the tags.
+
+        Args:
+            emissions: as for all methods.
+            tags: as for all methods.
+            reduction: ``"mean"`` or ``"sum"`` over the sequences, or ``"none"``. Without sequences
+                the mean is 0. For a mean over elements divide the sum by ``tags.numel()``.
+
+        Returns:
+            A scalar, or ``(B,)`` for ``"none"``.
+
+        Raises:
+            ArgumentError: the reduction is unknown.
+
+        Example:
+            >>> CRF(4).loss(Ragged([torch.zeros(2, 4)]), Ragged([[3, 1]])).exp().round().item()
+            16.0
+        """
+        return _reduced(-self.log_likelihood(emissions, tags), reduction)
+
+    def score(self, emissions: Ragged, tags: Ragged) -> Tensor:
+        """Return the score of the tags of each sequence, ``(B,)``; 0 for an empty sequence.
+
+        Minus :meth:`log_partition` it is the log-likelihood.
+
+        Example:
+            >>> CRF(2).score(Ragged([torch.tensor([[0., 1.], [3., 2.]])]), Ragged([[1, 0]])).tolist()
+            [4.0]
+        """
+        scores = self._scores(emissions)
+        path = recursions.path_score(scores, self._path(emissions, tags), emissions.offsets)
+        return path.to(scores.end.dtype)
 
     def log_likelihood(self, emissions: Ragged, tags: Ragged) -> Tensor:
         """Return the log-probability of the tags of each sequence.
@@ -131,7 +160,7 @@ class CRF(torch.nn.Module):
         """
         scores = self._scores(emissions)
         path = recursions.path_score(scores, self._path(emissions, tags), emissions.offsets)
-        log_z: Tensor = _chains().log_partition(scores, emissions.host_lengths, emissions.offsets)
+        log_z: Tensor = _chains().log_partition(scores, emissions.lengths_cpu, emissions.offsets)
         return (path - log_z).to(scores.end.dtype)
 
     def log_partition(self, emissions: Ragged) -> Tensor:
@@ -142,7 +171,7 @@ class CRF(torch.nn.Module):
             [16.0, 1.0]
         """
         scores = self._scores(emissions)
-        log_z: Tensor = _chains().log_partition(scores, emissions.host_lengths, emissions.offsets)
+        log_z: Tensor = _chains().log_partition(scores, emissions.lengths_cpu, emissions.offsets)
         return log_z.to(scores.end.dtype)
 
     def marginals(self, emissions: Ragged) -> Ragged:
@@ -160,28 +189,26 @@ class CRF(torch.nn.Module):
         """
         scores = self._scores(emissions)  # Checks emissions.
         return emissions._like(
-            _chains().marginals(scores, emissions.host_lengths, emissions.offsets)
+            _chains().marginals(scores, emissions.lengths_cpu, emissions.offsets)
         )
 
-    def decode(self, emissions: Ragged) -> tuple[Ragged, Tensor]:
+    def decode(self, emissions: Ragged) -> Ragged:
         """Return the best tags of each sequence, computed with Viterbi's algorithm.
 
         Ties go to the path with the lowest last tag, then the lowest last but one, and so on.
 
         Returns:
-            The tags, ``(N,)`` int64, and their scores ``(B,)``, which are differentiable: minus
-            :meth:`log_partition` they are log-likelihoods. An empty sequence has no tags and score
-            0.
+            The tags, ``(N,)`` int64; those of an empty sequence are empty. :meth:`score` has their
+            scores.
 
         Example:
-            >>> tags, score = CRF(2).decode(Ragged([torch.tensor([[0., 1.], [3., 2.]])]))
-            >>> tags.values.tolist(), score.tolist()
-            ([1, 0], [4.0])
+            >>> CRF(2).decode(Ragged([torch.tensor([[0., 1.], [3., 2.]])])).tolist()
+            [[1, 0]]
         """
         scores = self._scores(emissions)
-        tags = _chains().best_tags(scores, emissions.host_lengths, emissions.offsets)
-        score = recursions.path_score(scores, tags, emissions.offsets)
-        return emissions._like(tags), score.to(scores.end.dtype)
+        return emissions._like(
+            _chains().best_tags(scores, emissions.lengths_cpu, emissions.offsets)
+        )
 
     def extra_repr(self) -> str:
         """Return the number of tags."""
@@ -203,7 +230,15 @@ class CRF(torch.nn.Module):
         check_device("emissions", values, self.transitions.device)
         dtype = wide(torch.promote_types(values.dtype, self.transitions.dtype))
         return recursions.Scores(
-            *(scores.to(dtype) for scores in (values, self.start, self.transitions, self.end))
+            *(
+                scores.to(dtype)
+                for scores in (
+                    values,
+                    self.start_transitions,
+                    self.transitions,
+                    self.end_transitions,
+                )
+            )
         )
 
     def _path(self, emissions: Ragged, tags: Ragged) -> Tensor:
@@ -231,6 +266,15 @@ class CRF(torch.nn.Module):
                 fix = "drop elements without a tag, or build the CRF with more tags"
                 raise ArgumentError("tags", f"values from {lowest} to {highest}", rule, fix)
         return path.long()
+
+
+def _reduced(each: Tensor, reduction: LabelReduction) -> Tensor:
+    """Reduce the numbers of the sequences, ``(B,)``."""
+    check_label_reduction(reduction)
+    if reduction == "none":
+        return each
+    # Not a mean, which is NaN for no sequences.
+    return each.sum() if reduction == "sum" else each.sum() / max(each.shape[0], 1)
 
 
 def _chains() -> Any:

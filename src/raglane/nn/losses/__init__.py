@@ -3,16 +3,15 @@
 They have the names of :mod:`torch.nn.functional`, and the values and gradients of a padded loss
 with masked padding. They share:
 
-- **Targets** are a Ragged of the same lengths, or a tensor ``(B, ...)`` with one target per
-  sequence, for all its elements.
-- ``reduction="element"``, the default, is the weighted mean over all elements. ``"sequence"`` is
-  the weighted mean over the elements of each sequence, then the mean over the sequences with an
-  element that counts. ``"none"`` returns a Ragged with the loss of every element, times its weight.
-- ``weights`` is a Ragged with one number of at least 0 per element, or a tensor ``(B,)`` with one
-  per sequence. Elements of weight 0 do not count: even a NaN in them reaches neither the loss nor a
-  gradient. Means are divided by the sum of the weights; with ``"sequence"``, weights of sequences
-  weigh their means. Booleans are a mask.
-- The loss of an element with features is the mean over the features.
+- **Targets** are a Ragged of the same lengths, with one target per element. For one per sequence
+  pass ``out.last()`` or a pooling to the loss of torch, or repeat the targets with ``out.spread``.
+- ``reduction="mean"``, the default, and ``"sum"`` are those of torch: the mean, or the sum, over all
+  elements and features. ``"sequence_mean"`` is the mean over the elements of each sequence, then
+  over the sequences with an element that counts. ``"none"`` returns a Ragged of all losses.
+- ``sample_weight`` is a Ragged with one number of at least 0 per element, or a tensor ``(B,)`` with
+  one per sequence, by which losses are multiplied; means are divided by the sum of the weights.
+  Elements of weight 0 do not count: even a NaN in them reaches neither the loss nor a gradient.
+  With ``"sequence_mean"``, weights of sequences weigh their means. Booleans are a mask.
 - If nothing counts (only empty sequences, all targets ignored, all weights 0), the loss and its
   gradients are 0.
 - Losses have the dtype of the predictions (under autocast, the dtype of torch's own loss) and are
@@ -22,7 +21,6 @@ with masked padding. They share:
 
 from __future__ import annotations
 
-from raglane.nn.losses.ctc import ctc_loss
 from raglane.nn.losses.elements import (
     binary_cross_entropy_with_logits,
     cross_entropy,
@@ -35,7 +33,6 @@ from raglane.nn.losses.elements import (
 __all__ = [
     "binary_cross_entropy_with_logits",
     "cross_entropy",
-    "ctc_loss",
     "huber_loss",
     "l1_loss",
     "mse_loss",

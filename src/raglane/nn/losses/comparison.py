@@ -11,16 +11,17 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane import segments
-from raglane._utils.checks import check_device, check_kind
-from raglane._utils.messages import quote
+from raglane._utils.checks import check_choice, check_device, check_kind
 from raglane._utils.tracing import has_tangent, is_differentiated
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
 
-Reduction = Literal["element", "sequence", "none"]
+Reduction = Literal["mean", "sum", "none", "sequence_mean"]
+LabelReduction = Literal["mean", "sum", "none"]
 
-_REDUCTIONS = ("element", "sequence", "none")
+_OF_LABELS = ("mean", "sum", "none")
+_REDUCTIONS = (*_OF_LABELS, "sequence_mean")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,36 +35,42 @@ class Comparison:
     sequence_weights: Tensor | None  # ``(B,)``, to weigh the means of sequences, or None
     reduction: Reduction
 
-    def reduce(self, losses: Tensor, counts: Tensor | None = None) -> Tensor | Ragged:
-        """Reduce the losses of the rows; ``counts`` are the numbers by which a mean is divided, or
-        None for ones.
+    def reduce(
+        self, losses: Tensor, counts: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> Tensor | Ragged:
+        """Reduce the losses of the rows, to ``dtype`` or theirs; ``counts`` are the numbers by
+        which a mean is divided, or None for ones.
         """
+        dtype = losses.dtype if dtype is None else dtype
         if self.reduction == "none":
-            return self.batch._like(
-                losses if self.row_weights is None else (losses * self.row_weights).to(losses.dtype)
-            )
+            if self.row_weights is not None:
+                weights = self.row_weights.view(-1, *[1] * (losses.dim() - 1))
+                losses = (losses * weights).to(dtype)
+            return self.batch._like(losses)
         summed = losses.to(wide(losses.dtype))
         counts = torch.ones_like(summed) if counts is None else counts.to(summed.dtype)
         if self.row_weights is not None:
             summed = summed * self.row_weights
             counts = counts * self.row_weights
-        if self.reduction == "element":
-            return ratio(summed.sum(), counts.sum()).to(losses.dtype)
+        if self.reduction == "sum":
+            return summed.sum().to(dtype)
+        if self.reduction == "mean":
+            return ratio(summed.sum(), counts.sum()).to(dtype)
         offsets = self.batch.offsets
         elements = segments.sum(counts, offsets)
         means = ratio(segments.sum(summed, offsets), elements)
         shares = (elements != 0).to(summed.dtype)
         if self.sequence_weights is not None:
             shares = shares * self.sequence_weights
-        return ratio((means * shares).sum(), shares.sum()).to(losses.dtype)
+        return ratio((means * shares).sum(), shares.sum()).to(dtype)
 
 
-def compare(predictions: Any, target: Any, weights: Any, reduction: Any) -> Comparison:
+def compare(predictions: Any, target: Any, sample_weight: Any, reduction: Any) -> Comparison:
     """Validate the arguments of a loss and align them row by row."""
     check_reduction(reduction)
     check_predictions("input", predictions)
     rows = _rows("target", target, predictions)
-    row_weights, of_sequences, counted = _weigh(weights, predictions, reduction)
+    row_weights, of_sequences, counted = _weigh(sample_weight, predictions, reduction)
     values = predictions.values
     if counted is not None:
         values = _zero_unless(counted, values)
@@ -81,18 +88,20 @@ def _weigh(
     if weights is None:
         return None, None, None
     if isinstance(weights, Ragged):
-        weights._needs_lengths_of("weights", batch, "the predictions")
+        weights._needs_lengths_of("sample_weight", batch, "the predictions")
         values = weights.values
         if values.dim() != 1:
             rule = "a Ragged of one number per element"
-            fix = "pass a Ragged without features, e.g. weights.map(lambda values: values.squeeze(-1))"
-            raise ShapeError("weights", f"elements of shape {tuple(weights.features)}", rule, fix)
-        check_tensor("weights", values, batch, "pass real numbers")
-        check_numbers("weights", values)
+            fix = "pass a Ragged without features, e.g. sample_weight.squeeze(-1)"
+            raise ShapeError(
+                "sample_weight", f"elements of shape {tuple(weights.feature_shape)}", rule, fix
+            )
+        check_tensor("sample_weight", values, batch, "pass real numbers")
+        check_numbers("sample_weight", values)
         return values.to(wide(batch.dtype)), None, values != 0
     per_sequence = sequence_weights(weights, batch)
     spread = segments.spread(per_sequence, batch.offsets, batch.values.shape[0])
-    if reduction == "sequence":
+    if reduction == "sequence_mean":
         return None, per_sequence, spread != 0
     return spread, None, spread != 0
 
@@ -100,13 +109,16 @@ def _weigh(
 def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
     """Return validated weights of sequences, ``(B,)``, in the dtype of the sums."""
     values = check_tensor(
-        "weights", weights, batch, "pass one number per sequence, such as torch.tensor(weights)"
+        "sample_weight",
+        weights,
+        batch,
+        "pass one number per sequence, such as torch.tensor(weights)",
     )
     if values.shape != (len(batch),):
         rule = f"one number for each of the {len(batch)} sequences"
         fix = "pass a tensor (B,), or a Ragged for one per element"
-        raise ShapeError("weights", f"shape {tuple(values.shape)}", rule, fix)
-    check_numbers("weights", values)
+        raise ShapeError("sample_weight", f"shape {tuple(values.shape)}", rule, fix)
+    check_numbers("sample_weight", values)
     return values.to(wide(batch.dtype))
 
 
@@ -123,25 +135,22 @@ def ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return numerator.masked_fill(nothing, 0) / denominator.masked_fill(nothing, 1)
 
 
-def label_scales(shares: Tensor, labels: Tensor, steps: Tensor, reduction: Reduction) -> Tensor:
-    """Return the factor of each sequence's loss in a reduction per label; ``shares`` are the
-    weights ``(B,)``.
+def label_scales(shares: Tensor, labels: Tensor, reduction: LabelReduction) -> Tensor:
+    """Return the factor of each sequence's loss in a reduction; ``shares`` are the weights
+    ``(B,)``.
 
-    A sequence without labels counts as one label, and one without steps and labels does not count.
+    A mean divides the loss of a sequence by its number of labels, at least 1, as torch's CTC does.
     """
-    if reduction == "none":
+    if reduction != "mean":
         return shares
-    labels = torch.maximum(labels, steps.clamp(max=1)).to(shares.dtype)
-    if reduction == "element":
-        return ratio(shares, (labels * shares).sum())
-    return ratio(ratio(shares, labels), (labels.clamp(max=1) * shares).sum())
+    return ratio(shares / labels.clamp(min=1), shares.sum())
 
 
 def reduce_per_label(
-    losses: Tensor, shares: Tensor, labels: Tensor, steps: Tensor, reduction: Reduction
+    losses: Tensor, shares: Tensor, labels: Tensor, reduction: LabelReduction
 ) -> Tensor:
     """Reduce the losses ``(B,)`` of sequences; see :func:`label_scales`."""
-    scales = label_scales(shares, labels, steps, reduction)
+    scales = label_scales(shares, labels, reduction)
     # A weight of 0 times an infinite loss would be NaN.
     weighted = losses.masked_fill(scales == 0, 0) * scales
     return weighted if reduction == "none" else weighted.sum()
@@ -198,13 +207,15 @@ def check_untransformed(function: str, argument: str, values: Sequence[Tensor]) 
         raise ArgumentError(argument, got, rule, "use torch.autograd.grad or backward()")
 
 
-def check_reduction(reduction: Any, mean: str = "'element'") -> None:
-    """Raise if this is not the name of a reduction; ``mean`` is what to pass for torch's mean."""
-    if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
-        fix = f"for torch's 'mean' pass {mean}; for its 'sum' pass 'none' and add up the values"
-        raise ArgumentError(
-            "reduction", quote(reduction), f"one of {', '.join(map(repr, _REDUCTIONS))}", fix
-        )
+def check_reduction(reduction: Any) -> None:
+    """Raise if this is not the name of a reduction of losses per element."""
+    check_choice("reduction", reduction, _REDUCTIONS, "pass e.g. 'mean'")
+
+
+def check_label_reduction(reduction: Any) -> None:
+    """Raise if this is not the name of a reduction of losses per sequence."""
+    fix = "pass 'mean' for the mean over sequences"
+    check_choice("reduction", reduction, _OF_LABELS, fix)
 
 
 def check_predictions(name: str, batch: Any) -> None:
@@ -221,20 +232,19 @@ def check_predictions(name: str, batch: Any) -> None:
 
 
 def _rows(name: str, target: Any, batch: Ragged) -> Tensor:
-    """Return one row per element: a Ragged's values, or a tensor's rows repeated for all elements
-    of a sequence.
-    """
+    """Return the values of a Ragged of targets, one row per element."""
     if isinstance(target, Ragged):
         target._needs_lengths_of(name, batch, "the predictions")
         return check_tensor(name, target.values, batch, "pass real numbers")
-    check_tensor(
-        name, target, batch, "pass a Ragged with one per element, or a tensor with one per sequence"
+    has_shape = isinstance(target, Tensor) and not target.is_nested
+    shape = f" of shape {tuple(target.shape)}" if has_shape else ""
+    # Repeated over the steps, labels of sequences would train a model without its last().
+    fix = (
+        "for one target per sequence pass out.last() or a pooling to the loss of "
+        "torch.nn.functional, or count it at each element with out.broadcast(target)"
     )
-    if target.dim() == 0 or target.shape[0] != len(batch):
-        rule = f"a tensor with one row per sequence, and the batch has {len(batch)}"
-        fix = "for one per element pass a Ragged, rl.Ragged.from_flat(values, lengths=...)"
-        raise ShapeError(name, f"a tensor of shape {tuple(target.shape)}", rule, fix)
-    return segments.spread(target, batch.offsets, batch.values.shape[0])
+    rule = "a Ragged with one target per element of the predictions"
+    raise ArgumentTypeError(name, f"a {type(target).__name__}{shape}", rule, fix)
 
 
 def check_tensor(name: str, tensor: Any, batch: Ragged, fix: str) -> Tensor:

@@ -26,9 +26,9 @@ from raglane._utils.operators import operator
 from raglane._utils.tracing import is_jit_traced, is_transformed, records_operators
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import (
-    Reduction,
+    LabelReduction,
+    check_label_reduction,
     check_predictions,
-    check_reduction,
     check_untransformed,
     once,
     reduce_per_label,
@@ -49,8 +49,8 @@ def ctc_loss(
     blank: int = 0,
     *,
     zero_infinity: bool = False,
-    weights: Tensor | None = None,
-    reduction: Reduction = "element",
+    sample_weight: Tensor | None = None,
+    reduction: LabelReduction = "mean",
 ) -> Tensor:
     """Return minus the log-probability of each target, over all its alignments with its sequence.
 
@@ -67,12 +67,11 @@ def ctc_loss(
         blank: the label that means "no label".
         zero_infinity: True to make the loss of a sequence 0 instead of infinite if it has too few
             steps for its labels. Its gradient is 0 either way.
-        weights: ``(B,)``, one number of at least 0 per sequence. With 0, even a NaN in the sequence
+        sample_weight: ``(B,)``, one number of at least 0 per sequence. With 0, even a NaN in the sequence
             has no effect.
-        reduction: ``"element"``: the sum of the losses divided by the number of labels.
-            ``"sequence"``: the mean over sequences of their losses per label, torch's ``"mean"``.
-            In both, a sequence without labels counts as one label, and one without steps and labels
-            does not count. ``"none"``: the loss of each sequence, times its weight.
+        reduction: as in torch. ``"mean"``: each loss is divided by the number of its labels, at
+            least 1, and averaged over the sequences, by their weights. ``"sum"``: the sum.
+            ``"none"``: the loss of each sequence, times its weight.
 
     Returns:
         A 0-d tensor of the dtype of ``log_probs``, or ``(B,)`` for the reduction ``"none"``.
@@ -89,7 +88,7 @@ def ctc_loss(
         >>> ctc_loss(even, Ragged([[1], [1]]), reduction="none").exp().tolist()  # 3 of 4 paths; 1 of 2
         [1.333..., 2.0]
     """
-    check_reduction(reduction, "'sequence'")
+    check_label_reduction(reduction)
     check_flag("zero_infinity", zero_infinity)
     check_predictions("log_probs", log_probs)
     blank = check_whole("blank", blank)
@@ -102,27 +101,25 @@ def ctc_loss(
         records_operators() or is_jit_traced() or is_transformed(log_probs.values)
     ):
         sums = sums_of(values)
-        if weights is not None:
-            ignored = sequence_weights(weights, log_probs) == 0
+        if sample_weight is not None:
+            ignored = sequence_weights(sample_weight, log_probs) == 0
             sums = sums.masked_fill(segments.spread(ignored, log_probs.offsets, len(sums)), 0)
         check_sums(log_probs, sums)
     shares = values.new_ones(log_probs._count)
-    if weights is not None:
-        shares = sequence_weights(weights, log_probs)
+    if sample_weight is not None:
+        shares = sequence_weights(sample_weight, log_probs)
         without = segments.spread(shares == 0, log_probs.offsets, values.shape[0])
         values = values.masked_fill(without.unsqueeze(1), 0)
-    labelled = targets.values.long(), targets.offsets, targets.host_lengths
+    labelled = targets.values.long(), targets.offsets, targets.lengths_cpu
     # A trace may later run with gradients.
     need_shares = is_jit_traced() or (torch.is_grad_enabled() and values.requires_grad)
     losses: Tensor
     losses, _ = _align(
-        values, log_probs.offsets, log_probs.host_lengths, *labelled, blank, need_shares
+        values, log_probs.offsets, log_probs.lengths_cpu, *labelled, blank, need_shares
     )
     if zero_infinity:
         losses = losses.masked_fill(losses == -_NEVER, 0)
-    return reduce_per_label(losses, shares, targets.lengths, log_probs.lengths, reduction).to(
-        log_probs.dtype
-    )
+    return reduce_per_label(losses, shares, targets.lengths, reduction).to(log_probs.dtype)
 
 
 def check_blank(log_probs: Ragged, blank: int) -> None:
@@ -130,7 +127,7 @@ def check_blank(log_probs: Ragged, blank: int) -> None:
     class.
     """
     if log_probs.values.dim() != 2 or not 0 <= blank < log_probs.values.shape[1]:
-        got = f"elements of shape {tuple(log_probs.features)}, blank {quote(blank)}"
+        got = f"elements of shape {tuple(log_probs.feature_shape)}, blank {quote(blank)}"
         rule = "one log-probability per label, (N, C), with a blank of the C labels"
         fix = "make the labels the only dimension of an element, and pass a blank from 0 to C - 1"
         raise ArgumentError("log_probs, blank", got, rule, fix)
@@ -181,7 +178,7 @@ def check_labels(targets: Any, batch: Ragged, name: str) -> None:
         fix = "wrap them with rl.Ragged(list_of_labels)"
         raise ArgumentTypeError("targets", got, "a Ragged of labels, of an integer dtype", fix)
     if targets.values.dim() != 1 or len(targets) != len(batch) or targets.device != batch.device:
-        got = f"{len(targets)} sequences of elements of shape {tuple(targets.features)} on {targets.device}"
+        got = f"{len(targets)} sequences of elements of shape {tuple(targets.feature_shape)} on {targets.device}"
         rule = f"one sequence of labels for each of the {len(batch)} sequences of {name}, on {batch.device}"
         fix = f"pass a Ragged (N,) with one sequence, possibly empty, per sequence of {name}, moved with .to()"
         raise ShapeError("targets", got, rule, fix)

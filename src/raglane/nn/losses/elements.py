@@ -22,18 +22,18 @@ from raglane.nn.losses.comparison import (
 )
 from raglane.ragged import Ragged
 
-_ONE_PER_CLASS = "pass a tensor (C,); weights of elements and sequences are the argument weights"
+_ONE_PER_CLASS = "pass a tensor (C,); weights of elements and sequences are sample_weight"
 
 
 def cross_entropy(
     input: Ragged,
-    target: Ragged | Tensor,
+    target: Ragged,
     weight: Tensor | None = None,
     *,
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
-    weights: Ragged | Tensor | None = None,
-    reduction: Reduction = "element",
+    sample_weight: Ragged | Tensor | None = None,
+    reduction: Reduction = "mean",
 ) -> Tensor | Ragged:
     """Return the cross-entropy of logits with classes, or with probabilities of classes.
 
@@ -42,16 +42,17 @@ def cross_entropy(
 
     Args:
         input: ``(N, C)``, floating-point: logits, before any softmax.
-        target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor
-            ``(B,)``; or probabilities, floating-point, ``(N, C)`` or ``(B, C)``.
+        target: a Ragged of the same lengths: classes ``(N,)`` of an integer dtype, or
+            probabilities ``(N, C)``, floating-point.
         weight: ``(C,)``, one number of at least 0 per class. A mean over elements divides by the
             weights of their classes; with probabilities, by their number, as in torch.
         ignore_index: elements of this class do not count. Ignored for probabilities.
         label_smoothing: from 0 to 1, the share of a target that is distributed evenly over all
             classes (Szegedy et al. 2016, "Rethinking the Inception architecture for computer
             vision").
-        weights: a Ragged ``(N,)`` or a tensor ``(B,)``; see :mod:`raglane.nn.losses`.
-        reduction: ``"element"``, ``"sequence"`` or ``"none"``; see :mod:`raglane.nn.losses`.
+        sample_weight: a Ragged ``(N,)`` or a tensor ``(B,)``; see :mod:`raglane.nn.losses`.
+        reduction: ``"mean"``, ``"sum"``, ``"none"`` or ``"sequence_mean"``; see
+            :mod:`raglane.nn.losses`.
 
     Returns:
         A 0-d tensor, or a Ragged ``(N,)`` for the reduction ``"none"``.
@@ -66,11 +67,12 @@ def cross_entropy(
         >>> logits = Ragged([torch.zeros(3, 4), torch.zeros(0, 4), torch.zeros(1, 4)])
         >>> cross_entropy(logits, Ragged([[0, 3, -100], [], [2]])).exp().round().item()
         4.0
-        >>> cross_entropy(logits, torch.tensor([0, 1, 2]), reduction="none").lengths.tolist()
+        >>> each = cross_entropy(logits, logits.broadcast(torch.tensor([0, 1, 2])), reduction="none")
+        >>> each.lengths.tolist()
         [3, 0, 1]
     """
     check_number("label_smoothing", label_smoothing, "from 0 to 1", lambda share: 0 <= share <= 1)
-    pair = compare(input, target, weights, reduction)
+    pair = compare(input, target, sample_weight, reduction)
     logits = pair.predictions
     targets = pair.targets
     _check_scores(logits)
@@ -89,12 +91,12 @@ def cross_entropy(
 
 def nll_loss(
     input: Ragged,
-    target: Ragged | Tensor,
+    target: Ragged,
     weight: Tensor | None = None,
     *,
     ignore_index: int = -100,
-    weights: Ragged | Tensor | None = None,
-    reduction: Reduction = "element",
+    sample_weight: Ragged | Tensor | None = None,
+    reduction: Reduction = "mean",
 ) -> Tensor | Ragged:
     """Return the negative log-likelihood of classes, ``-weight[target] * input[target]``.
 
@@ -103,18 +105,17 @@ def nll_loss(
     Args:
         input: ``(N, C)``, floating-point: log-probabilities, e.g. ``torch.log_softmax(logits,
             dim=-1)``.
-        target: classes, of an integer dtype, a Ragged ``(N,)`` of the same lengths or a tensor
-            ``(B,)``.
+        target: a Ragged of the same lengths, classes ``(N,)`` of an integer dtype.
         weight: as for :func:`cross_entropy`.
         ignore_index: as for :func:`cross_entropy`.
-        weights: as for :func:`cross_entropy`.
+        sample_weight: as for :func:`cross_entropy`.
         reduction: as for :func:`cross_entropy`.
 
     Example:
         >>> nll_loss(Ragged([[[-1.0, -2.0], [-3.0, -4.0]]]), Ragged([[1, 0]])).item()
         2.5
     """
-    pair = compare(input, target, weights, reduction)
+    pair = compare(input, target, sample_weight, reduction)
     _check_scores(pair.predictions)
     return _of_classes(F.nll_loss, pair, _class_weights(weight, pair), ignore_index)
 
@@ -183,23 +184,23 @@ def _classes(targets: Tensor, count: int, ignore_index: int) -> Tensor:
 
 def mse_loss(
     input: Ragged,
-    target: Ragged | Tensor,
+    target: Ragged,
     *,
-    weights: Ragged | Tensor | None = None,
-    reduction: Reduction = "element",
+    sample_weight: Ragged | Tensor | None = None,
+    reduction: Reduction = "mean",
 ) -> Tensor | Ragged:
-    """Return the squared error, ``(input - target) ** 2``, the mean over the features of an
-    element.
+    """Return the squared error, ``(input - target) ** 2``.
 
     Args:
         input: ``(N, *features)``, floating-point.
-        target: a Ragged ``(N, *features)`` of the same lengths, or a tensor ``(B, *features)``;
-            converted to the dtype of ``input``.
-        weights: a Ragged ``(N,)`` or a tensor ``(B,)``; see :mod:`raglane.nn.losses`.
-        reduction: ``"element"``, ``"sequence"`` or ``"none"``; see :mod:`raglane.nn.losses`.
+        target: a Ragged ``(N, *features)`` of the same lengths; converted to the dtype of
+            ``input``.
+        sample_weight: a Ragged ``(N,)`` or a tensor ``(B,)``; see :mod:`raglane.nn.losses`.
+        reduction: ``"mean"``, ``"sum"``, ``"none"`` or ``"sequence_mean"``; see
+            :mod:`raglane.nn.losses`.
 
     Returns:
-        A 0-d tensor, or a Ragged ``(N,)`` for the reduction ``"none"``.
+        A 0-d tensor, or a Ragged ``(N, *features)`` for the reduction ``"none"``.
 
     Raises:
         ArgumentTypeError: an argument is of the wrong kind.
@@ -208,21 +209,20 @@ def mse_loss(
 
     Example:
         >>> input, target = Ragged([[1., 2., 3.], [4.]]), Ragged([[1., 2., 6.], [9.]])
-        >>> mse_loss(input, target).item(), mse_loss(input, target, reduction="sequence").item()
+        >>> mse_loss(input, target).item(), mse_loss(input, target, reduction="sequence_mean").item()
         (8.5, 14.0)
     """
-    return _elementwise(F.mse_loss, input, target, weights, reduction)
+    return _elementwise(F.mse_loss, input, target, sample_weight, reduction)
 
 
 def l1_loss(
     input: Ragged,
-    target: Ragged | Tensor,
+    target: Ragged,
     *,
-    weights: Ragged | Tensor | None = None,
-    reduction: Reduction = "element",
+    sample_weight: Ragged | Tensor | None = None,
+    reduction: Reduction = "mean",
 ) -> Tensor | Ragged:
-    """Return the absolute error (MAE), ``|input - target|``, the mean over the features of an
-    element.
+    """Return the absolute error (MAE), ``|input - target|``.
 
     Arguments, result and errors are those of :func:`mse_loss`.
 
@@ -230,18 +230,18 @@ def l1_loss(
         >>> l1_loss(Ragged([[1., 2.], [4.]]), Ragged([[1., 5.], [1.]])).item()
         2.0
     """
-    return _elementwise(F.l1_loss, input, target, weights, reduction)
+    return _elementwise(F.l1_loss, input, target, sample_weight, reduction)
 
 
 def huber_loss(
     input: Ragged,
-    target: Ragged | Tensor,
+    target: Ragged,
     delta: float = 1.0,
     *,
-    weights: Ragged | Tensor | None = None,
-    reduction: Reduction = "element",
+    sample_weight: Ragged | Tensor | None = None,
+    reduction: Reduction = "mean",
 ) -> Tensor | Ragged:
-    """Return Huber's error, the mean over the features of an element.
+    """Return Huber's error.
 
     With ``d = |input - target|`` it is ``d ** 2 / 2`` up to ``delta``, and ``delta * (d - delta /
     2)`` beyond (Huber 1964, "Robust estimation of a location parameter"). ``delta`` is a number
@@ -253,18 +253,18 @@ def huber_loss(
         [0.5, 2.5]
     """
     check_number("delta", delta, "above 0", lambda number: number > 0)
-    return _elementwise(partial(F.huber_loss, delta=delta), input, target, weights, reduction)
+    return _elementwise(partial(F.huber_loss, delta=delta), input, target, sample_weight, reduction)
 
 
 def binary_cross_entropy_with_logits(
     input: Ragged,
-    target: Ragged | Tensor,
+    target: Ragged,
     pos_weight: Tensor | None = None,
     *,
-    weights: Ragged | Tensor | None = None,
-    reduction: Reduction = "element",
+    sample_weight: Ragged | Tensor | None = None,
+    reduction: Reduction = "mean",
 ) -> Tensor | Ragged:
-    """Return the binary cross-entropy of logits, the mean over the features (labels) of an element.
+    """Return the binary cross-entropy of logits.
 
     ``-(pos_weight * target * log(sigmoid(input)) + (1 - target) * log(1 - sigmoid(input)))``
 
@@ -272,11 +272,10 @@ def binary_cross_entropy_with_logits(
 
     Args:
         input: ``(N, *features)``, floating-point: logits, before any sigmoid.
-        target: a Ragged ``(N, *features)`` of the same lengths, or a tensor ``(B, *features)``:
-            booleans or numbers from 0 to 1.
+        target: a Ragged ``(N, *features)`` of the same lengths: booleans or numbers from 0 to 1.
         pos_weight: a factor for the loss of targets of 1: one number, or one per feature. As in
-            torch, means are not divided by it, unlike ``weights``.
-        weights: as for :func:`mse_loss`.
+            torch, means are not divided by it, unlike ``sample_weight``.
+        sample_weight: as for :func:`mse_loss`.
         reduction: as for :func:`mse_loss`.
 
     Raises:
@@ -297,7 +296,7 @@ def binary_cross_entropy_with_logits(
             logits, targets, pos_weight=scale, reduction=reduction
         )
 
-    return _elementwise(function, input, target, weights, reduction)
+    return _elementwise(function, input, target, sample_weight, reduction)
 
 
 def _check_labels(targets: Tensor) -> None:
@@ -327,21 +326,22 @@ def _label_weights(pos_weight: Any, logits: Tensor, batch: Ragged) -> Tensor:
 def _elementwise(
     function: Callable[..., Tensor],
     predictions: Ragged,
-    target: Ragged | Tensor,
-    weights: Ragged | Tensor | None,
+    target: Ragged,
+    sample_weight: Ragged | Tensor | None,
     reduction: Reduction,
 ) -> Tensor | Ragged:
     """Return a loss whose function returns one number for each of ``(N, *features)``."""
-    pair = compare(predictions, target, weights, reduction)
+    pair = compare(predictions, target, sample_weight, reduction)
     if pair.targets.shape != pair.predictions.shape:
         shape = tuple(pair.predictions.shape[1:])
         rule = f"of the shape of input, with elements of shape {shape}; nothing is broadcast"
         fix = "reshape one with .map(lambda values: values.squeeze(-1)), or unsqueeze(-1)"
         raise ShapeError("target", f"elements of shape {tuple(pair.targets.shape[1:])}", rule, fix)
     losses = function(pair.predictions, pair.targets.to(pair.predictions.dtype), reduction="none")
-    if losses.dim() > 1:
-        # Not a mean, which is NaN for elements without features.
-        losses = losses.flatten(1)
-        summed = losses.sum(1, dtype=wide(losses.dtype))
-        losses = (summed / max(losses.shape[1], 1)).to(losses.dtype)
-    return pair.reduce(losses)
+    if losses.dim() == 1 or reduction == "none":
+        return pair.reduce(losses)
+    flat = losses.flatten(1)
+    summed = flat.sum(1, dtype=wide(losses.dtype))
+    if reduction != "sum":  # not a mean, which is NaN for elements without features
+        summed = summed / max(flat.shape[1], 1)
+    return pair.reduce(summed, dtype=losses.dtype)

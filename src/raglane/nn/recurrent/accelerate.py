@@ -47,13 +47,13 @@ class _Accelerated(_Converted, RecurrentLayer):
     layers.
     """
 
-    _for_torchs = ", or call rl.unaccelerate(model) first for PyTorch's own"
+    _for_torchs = ", or call rl.to_torch(model) first for PyTorch's own"
 
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
         """See :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.forward`."""
         layer: Any = self
         if not isinstance(layer, _Accelerated):
-            # A closure that replaces forward still calls this method after rl.unaccelerate.
+            # A closure that replaces forward still calls this method after rl.to_torch.
             return type(layer).forward(layer, input, hx, **options)
         if is_jit_traced() and not options:
             return _base_of(type(self)).forward(self, input, hx)
@@ -63,7 +63,7 @@ class _Accelerated(_Converted, RecurrentLayer):
 
     def __prepare_scriptable__(self) -> Any:
         rule = "called with a model of torch's own layers"
-        fix = "call rl.unaccelerate(model) before torch.jit.script(model)"
+        fix = "call rl.to_torch(model) before torch.jit.script(model)"
         raise ArgumentTypeError("torch.jit.script", f"a layer {type(self).__name__}", rule, fix)
 
 
@@ -242,7 +242,7 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
 
     The layers stay the same objects, with the same parameters, buffers and hooks, and stay
     instances of their torch class. They also accept Ragged batches and lengths.
-    ``rl.explain(model)`` lists converted and other layers, and :func:`unaccelerate` reverts the
+    ``rl.explain(model)`` lists converted and other layers, and :func:`to_torch` reverts the
     conversion. ``torch.compile`` breaks its graph at a converted layer, as at torch's own; a layer
     built as ``rl.nn.LSTM`` compiles without a break.
 
@@ -330,7 +330,7 @@ def acceleration_of(model: torch.nn.Module) -> Acceleration:
     )
 
 
-def unaccelerate(model: M) -> M:
+def to_torch(model: M) -> M:
     """Revert :func:`accelerate`: convert its layers back to torch's own, in place, with their
     current weights.
 
@@ -345,7 +345,7 @@ def unaccelerate(model: M) -> M:
             parametrization.
 
     Example:
-        >>> model = unaccelerate(accelerate(torch.nn.LSTM(3, 4)))
+        >>> model = to_torch(accelerate(torch.nn.LSTM(3, 4)))
         >>> type(model) is torch.nn.LSTM
         True
     """

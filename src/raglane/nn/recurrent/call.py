@@ -27,8 +27,8 @@ from raglane.kernels.cpu.backend import run_layer, run_table
 from raglane.kernels.cpu.layer import Layer, find_layer, offsets_of_steps
 from raglane.kernels.triton import launch
 from raglane.native.library import leave_lost_threads
-from raglane.nn.recurrent.freeze import FrozenWeights, frozen_weights
 from raglane.nn.recurrent.inputs import Inputs, flatten_resets, read
+from raglane.nn.recurrent.packed_weights import PackedWeights, packed_weights
 from raglane.nn.recurrent.regularisation import regularised
 from raglane.nn.recurrent.resets import Pieces, check_lengths, check_resets, resetting, split
 from raglane.nn.recurrent.stack import Stack, State, one_or_tuple, plans
@@ -55,7 +55,7 @@ class CallPlan:
     has_own_initial: bool  # without ``hx``, sequences begin with a state other than zeros
     backend: Backend
     schedule: str
-    frozen: FrozenWeights | None  # from ``rl.freeze``, if this plan can use them
+    stored: PackedWeights | None  # from ``rl.pack_weights``, if this plan can use them
     # The backend validates the input and ``hx``. If it raises, they are checked again, to name the
     # layer's arguments.
     checks_late: bool
@@ -150,19 +150,19 @@ def _make_plan(
         has_own_initial=has_own_initial,
         backend=dispatch.BACKENDS[backend],
         schedule=schedule,
-        frozen=_usable_weights(layer) if is_cpu else None,
+        stored=_usable_weights(layer) if is_cpu else None,
         checks_late=checks_late,
         is_jit_traced=is_jit_traced(),
         kernel=kernel,
     )
 
 
-def _usable_weights(layer: Stack) -> FrozenWeights | None:
-    """Return the frozen weights of a layer, except int8 ones in training."""
-    frozen = frozen_weights(layer)
-    if frozen is not None and frozen.is_int8 and layer.training:
+def _usable_weights(layer: Stack) -> PackedWeights | None:
+    """Return the packed weights of a layer, except int8 ones in training."""
+    stored = packed_weights(layer)
+    if stored is not None and stored.is_int8 and layer.training:
         return None
-    return frozen
+    return stored
 
 
 def _warn(layer: Stack, traits: Traits) -> None:
@@ -258,16 +258,16 @@ def _has_hooks(layer: Stack) -> bool:
 
 
 def step(layer: Stack, x_t: Tensor, state: Any) -> tuple[Tensor, State] | None:
-    """Run one step of a frozen layer by the fast path; None if it needs :func:`run`."""
+    """Run one step of a layer with packed weights by the fast path; None if it needs :func:`run`."""
     if torch.is_grad_enabled() or records_operators() or _has_hooks(layer):
         return None
     weights = layer._weights()
     plan = plan_of(layer, weights, x_t, kind="dense")
-    if plan.kernel is None or plan.frozen is None or forward_ad._current_level >= 0:
+    if plan.kernel is None or plan.stored is None or forward_ad._current_level >= 0:
         return None
     count = len(plan.state_sizes)
     states = (state,) if count == 1 else state
-    packed = plan.frozen.packed_for(weights)
+    packed = plan.stored.packed_for(weights)
     if not packed or not isinstance(states, tuple | list) or len(states) != count:
         return None
     leave_lost_threads()
@@ -293,8 +293,8 @@ def _run_kernel(
     operands = weights[0] if plan.directions == 1 else (*weights[0], *weights[1])
     if hx is not None:
         operands = (*_states_of(plan, inputs, hx), *operands)
-    frozen = plan.frozen.packed_for(weights) if plan.frozen is not None else ()
-    packed = frozen[0] if frozen else None
+    ready = plan.stored.packed_for(weights) if plan.stored is not None else ()
+    packed = ready[0] if ready else None
     leave_lost_threads()
     result = None
     table = None if inputs.find_table is None else inputs.find_table()
@@ -335,8 +335,8 @@ def _run(
             backend = reference.BACKEND  # which is a loop in the graph
     if plan.regularises:
         request = regularised(layer.regularisation, plan.run_cell, request)
-    elif plan.frozen is not None:
-        request.packed = plan.frozen.packed_for(weights)
+    elif plan.stored is not None:
+        request.packed = plan.stored.packed_for(weights)
     result = backend.run(request, plan.schedule)
     batch = None
     restore = inputs.restore_layout
@@ -397,7 +397,7 @@ def prepare(
             check_arguments(layer, plan, inputs, weights, hx)
         values = batch._values
         offsets = batch._offsets
-        lengths = None if offsets.is_cpu else batch.host_lengths
+        lengths = None if offsets.is_cpu else batch.lengths_cpu
         if hx is not None:
             state = _states_of(plan, inputs, hx)
             if pieces is not None:

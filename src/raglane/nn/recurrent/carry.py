@@ -95,7 +95,7 @@ def _check_all_begin(input: Ragged, begins: Tensor) -> None:
     """Raise if a sequence continues without a state; only the first chunk waits for a device."""
     if torch.compiler.is_compiling():
         return  # reading values would break the graph
-    continues = ~begins.cpu() & (input.host_lengths > 0)
+    continues = ~begins.cpu() & (input.lengths_cpu > 0)
     if bool(continues.any()):
         rule = "the final state of the previous chunk, because a sequence continues"
         fix = "pass the state that the layer returned; a checkpoint within an epoch must contain it too"

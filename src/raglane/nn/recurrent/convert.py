@@ -1,4 +1,4 @@
-"""Layers with the weights of other libraries: ``rl.convert_weights``."""
+"""Layers with the weights of other libraries: ``rl.import_layer``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from raglane.nn.recurrent.porting.onnx import of_onnx
 from raglane.nn.recurrent.porting.xlstm import of_slstm
 
 
-def convert_weights(
+def import_layer(
     source: Any, kind: str | None = None, *, node: str | None = None
 ) -> RecurrentLayer:
     """Return a layer with the weights of another library's, which computes the same outputs and
@@ -60,7 +60,7 @@ def convert_weights(
     Example:
         >>> import numpy as np
         >>> arrays = [np.ones((3, 16)), np.ones((4, 16)), np.ones(16)]  # keras_layer.get_weights()
-        >>> rl.convert_weights(arrays, "lstm")
+        >>> rl.import_layer(arrays, "lstm")
         LSTM(3, 4, batch_first=True)
     """
     is_onnx = isinstance(source, str | Path) or hasattr(source, "SerializeToString")

@@ -26,7 +26,7 @@ class ResettingPolicy:
         """Return outputs ``(B * T, H)`` of ``B`` equally long sequences, and their final states."""
         policy: Any = self
         if not isinstance(policy, ResettingPolicy):
-            # A closure that replaces this method still calls it after rl.unaccelerate.
+            # A closure that replaces this method still calls it after rl.to_torch.
             method = inspect.getattr_static(type(policy), "_process_sequence")
             return method.__get__(policy, type(policy))(features, states, starts, lstm)
         count = states[0].shape[1]

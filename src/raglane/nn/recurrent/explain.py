@@ -14,9 +14,9 @@ from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose, use_backend
 from raglane.native.library import plain_code
 from raglane.nn.recurrent.accelerate import Acceleration, acceleration_of
-from raglane.nn.recurrent.freeze import frozen_weights
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.packed_weights import packed_weights
 from raglane.programs.step import replaced
 from raglane.programs.trace import draws_random_numbers
 from raglane.ragged import Ragged
@@ -99,15 +99,15 @@ def explain(
         backend = programs.BACKEND if choice.backend == "program" else programs.GPU
         origin, listing = backend.origin(traits, program)
         reasons.append(origin)
-    elif choice.backend == "cpu" and (frozen := frozen_weights(layer)) is not None:
-        if not frozen.packed_for(weights):
-            reasons.append("no longer frozen: its weights have changed")
-        elif not frozen.is_int8:
-            reasons.append("frozen: its weights are packed")
+    elif choice.backend == "cpu" and (packed := packed_weights(layer)) is not None:
+        if not packed.packed_for(weights):
+            reasons.append("no longer packed: its weights have changed")
+        elif not packed.is_int8:
+            reasons.append("its weights are packed")
         elif layer.training:
-            reasons.append("frozen, but in training mode, where its weights stay float32")
+            reasons.append("quantised, but in training mode, where its weights stay float32")
         else:
-            reasons.append("frozen: its weights are int8 in calls that record no gradients")
+            reasons.append("quantised: its weights are int8 in calls that record no gradients")
     return replace(choice, reason="; ".join(reasons), program=listing)
 
 

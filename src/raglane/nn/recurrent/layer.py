@@ -175,7 +175,7 @@ class RecurrentLayer(Stack):
         vars(self)["_qconfig"] = value
         warnings.warn(
             f"torch.ao.quantization does not quantise {type(self).__name__}, a layer of Raglane. For int8 weights"
-            f" of RNN, LSTM and GRU call rl.freeze(model, dtype=torch.int8){self._for_torchs}.",
+            f" of RNN, LSTM and GRU call rl.quantize(model){self._for_torchs}.",
             stacklevel=2,
         )
 

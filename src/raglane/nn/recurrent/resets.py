@@ -79,13 +79,11 @@ def check_resets(resets: Any, inputs: Any) -> None:
 
 def check_lengths(batch: Ragged, resets: Ragged) -> None:
     """Raise if resets are not one bool per element; an exported graph cannot compare lengths."""
-    if resets.features or not (
-        is_exporting() or torch.equal(resets.host_lengths, batch.host_lengths)
+    if resets.feature_shape or not (
+        is_exporting() or torch.equal(resets.lengths_cpu, batch.lengths_cpu)
     ):
-        got = (
-            f"elements of shape {tuple(resets.features)} and lengths {resets.host_lengths.tolist()}"
-        )
-        rule = f"one bool per element of the input, whose lengths are {batch.host_lengths.tolist()}"
+        got = f"elements of shape {tuple(resets.feature_shape)} and lengths {resets.lengths_cpu.tolist()}"
+        rule = f"one bool per element of the input, whose lengths are {batch.lengths_cpu.tolist()}"
         raise ShapeError("resets", got, rule, "pass one bool per element")
 
 
@@ -112,7 +110,7 @@ def split(batch: Ragged, resets: Ragged) -> Pieces:
     The host needs the number of pieces, so it waits for resets on a GPU, but not for resets on the
     CPU.
     """
-    lengths = batch.host_lengths
+    lengths = batch.lengths_cpu
     offsets = segments.offsets_from_lengths(lengths)
     marked = resets.values.cpu().nonzero().flatten()
     starts = offsets[:-1]
@@ -122,10 +120,10 @@ def split(batch: Ragged, resets: Ragged) -> Pieces:
     last = torch.cat([first[1:], torch.tensor([bounds.shape[0]], device="cpu")]) - 1
     # The element at the start of an empty sequence belongs to another sequence.
     at_start = torch.isin(starts, marked) & (lengths > 0)
-    host_lengths = torch.cat([bounds, offsets[-1:]]).diff()
+    lengths_cpu = torch.cat([bounds, offsets[-1:]]).diff()
     device = batch.device
     return Pieces(
-        Ragged._build(batch.values, host_lengths),
+        Ragged._build(batch.values, lengths_cpu),
         first.to(device, non_blocking=True),
         last[: batch._count].to(device, non_blocking=True),
         at_start.to(device, non_blocking=True).unsqueeze(1),

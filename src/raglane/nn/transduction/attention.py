@@ -39,7 +39,7 @@ class Block(NamedTuple):
 def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> list[Block]:
     """Return the blocks of rows in the order of their items, ``counts`` each; no empty blocks."""
     starts = memory._host_offsets().tolist()
-    lengths = memory.host_lengths.tolist()
+    lengths = memory.lengths_cpu.tolist()
     blocks = []
     row = 0
     pair = 0

@@ -200,7 +200,7 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
     labels = targets.map(lambda values: values.detach().long())
     on_host = labels.to("cpu")
     check_classes(on_host, log_probs.values.shape[1], blank)
-    _check_fits(log_probs.host_lengths, on_host)
+    _check_fits(log_probs.lengths_cpu, on_host)
     values = _on_host(log_probs)
     bounds = log_probs._host_offsets()
     owner = on_host._host_offsets()
@@ -209,7 +209,7 @@ def ctc_align(log_probs: Ragged, targets: Ragged, blank: int = 0) -> Hypotheses:
             values, bounds, on_host.values, owner, blank
         )
     else:
-        rows_of = values.double().split(log_probs.host_lengths.tolist())
+        rows_of = values.double().split(log_probs.lengths_cpu.tolist())
         items = zip(rows_of, on_host.to_list(), strict=True)
         paths = [_best_path(rows, item_labels, blank) for rows, item_labels in items]
         none = values.new_zeros(0).double()

@@ -342,14 +342,14 @@ class AttentionDecoder(TokenReader):
         check_labels(targets, memory, "memory")
         check_classes(targets, self.num_tokens, self.end, "end")
         if memory.values.is_cpu and not torch.compiler.is_compiling():
-            check_pairs(memory.host_lengths, targets.host_lengths + 1, memory.values.itemsize)
+            check_pairs(memory.lengths_cpu, targets.lengths_cpu + 1, memory.values.itemsize)
         inputs = self._ends(targets).concat(targets).map(Tensor.long)
         draws = self.scheduled_sampling if self.training else 0.0
         is_one_call = self.order == "luong" and not self.input_feeding and not draws
         if not is_one_call or self.attention.kernel is not None:
             return inputs._like(self._stepped(memory, inputs, self._start(memory, hx), draws))
         outputs, _ = self.recurrent(inputs.map(self._embedded), hx)
-        blocks = blocks_of(memory, range(len(memory)), inputs.host_lengths.tolist())
+        blocks = blocks_of(memory, range(len(memory)), inputs.lengths_cpu.tolist())
         keys = self.attention.keys(memory.values)
         contexts, _ = self.attention(outputs.values, keys, memory.values, blocks, None)
         return outputs._like(self._combined(contexts, outputs.values))
@@ -364,7 +364,7 @@ class AttentionDecoder(TokenReader):
         order: Any = packed.sorted_indices
         state = pytree.tree_map(lambda leaf: leaf[order], state)
         # The order again, because the host would wait for the one on a device.
-        items = inputs.host_lengths.argsort(descending=True, stable=True).tolist()
+        items = inputs.lengths_cpu.argsort(descending=True, stable=True).tolist()
         attended = [memory.values.new_zeros(0, self.hidden_size)]
         for now in packed.data.split(packed.batch_sizes.tolist()):
             tokens = inputs.values[now]
@@ -388,5 +388,5 @@ class AttentionDecoder(TokenReader):
         """Return one sequence per item, which consists of the end."""
         return Ragged._build(
             targets.values.new_full((len(targets),), self.end),
-            torch.ones_like(targets.host_lengths),
+            torch.ones_like(targets.lengths_cpu),
         )

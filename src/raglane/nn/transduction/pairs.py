@@ -1,4 +1,4 @@
-"""All pairs of elements of two sequences: indices, soft dynamic time warping, edit distances."""
+"""Distances of two sequences over all pairs of their elements: soft dynamic time warping and edits."""
 
 from __future__ import annotations
 
@@ -18,44 +18,6 @@ from raglane.native import missing_kernels
 from raglane.nn.losses.comparison import check_untransformed, once, wide
 from raglane.nn.transduction.tokens import as_tokens
 from raglane.ragged import Ragged
-
-
-def pairs(a: Ragged, b: Ragged) -> Ragged:
-    """Return the indices of all pairs of elements of ``a`` and ``b`` of the same item.
-
-    An item with T and U elements has T U pairs in lexicographic order, and none if T or U is 0.
-    Nothing is padded. Nothing waits for a device if the lengths are on the host.
-
-    Args:
-        a: B sequences.
-        b: B sequences, on the same device.
-
-    Returns:
-        A Ragged of int64, values ``(P, 2)``: the index into ``a.values`` and the index into
-        ``b.values``.
-
-    Raises:
-        ArgumentTypeError: an argument is not a Ragged.
-        ShapeError: numbers of sequences or devices differ.
-
-    Example:
-        >>> a, b = Ragged([[1.0, 2.0], [3.0]]), Ragged([[10.0, 20.0], [30.0]])
-        >>> first, second = pairs(a, b).values.unbind(1)
-        >>> (a.values[first] + b.values[second]).tolist()
-        [11.0, 21.0, 12.0, 22.0, 33.0]
-    """
-    _check_both(a, b)
-    refuse_jit_trace("a call of pairs")
-    if a.values.is_cpu and not torch.compiler.is_compiling():
-        check_pairs(a.host_lengths, b.host_lengths, 16)
-    lengths = a.host_lengths * b.host_lengths
-    total = int(lengths.sum())
-    offsets = segments.offsets_from_lengths(lengths).to(a.device, non_blocking=True)
-    position = segments.positions(offsets, total)
-    columns = segments.spread(b.lengths, offsets, total)
-    first = segments.spread(a.offsets[:-1], offsets, total) + position // columns
-    second = segments.spread(b.offsets[:-1], offsets, total) + position % columns
-    return Ragged._make(torch.stack([first, second], 1), offsets, lengths)
 
 
 def _check_both(a: Any, b: Any, names: tuple[str, str] = ("a", "b")) -> None:
@@ -107,19 +69,19 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
     for name, batch in (("a", a), ("b", b)):
         is_real = batch.values.is_floating_point()
         if not is_real or batch.dtype is not a.dtype or batch.values.dim() > 2:
-            got = f"{batch.dtype}, elements of shape {tuple(batch.features)}"
+            got = f"{batch.dtype}, elements of shape {tuple(batch.feature_shape)}"
             rule = "(N, D) or (N,) of a floating-point dtype, the same for both"
             raise ArgumentTypeError(name, got, rule, "convert it with .to()")
-    if a.features != b.features:
-        got = f"elements of shape {tuple(b.features)}"
+    if a.feature_shape != b.feature_shape:
+        got = f"elements of shape {tuple(b.feature_shape)}"
         raise ShapeError(
-            "b", got, f"of shape {tuple(a.features)}, like a", "pass elements of one size"
+            "b", got, f"of shape {tuple(a.feature_shape)}, like a", "pass elements of one size"
         )
     gamma = check_number("gamma", gamma, "finite and above 0", lambda number: 0 < number < math.inf)
     if a.values.is_cpu:
         check_untransformed("soft_dtw", "a", [a.values, b.values])
-        check_pairs(a.host_lengths, b.host_lengths, 16)
-    size = math.prod(a.features)
+        check_pairs(a.lengths_cpu, b.lengths_cpu, 16)
+    size = math.prod(a.feature_shape)
     # torch has no cdist of half precision.
     rows = [
         batch.map(lambda values: values.reshape(len(values), size).to(wide(a.dtype))).to_list()
@@ -134,7 +96,7 @@ def soft_dtw(a: Ragged, b: Ragged, gamma: float = 1.0) -> Tensor:
     if costs.is_cpu and missing_kernels() is None:
         minima: Tensor = _SoftMinimum.apply(costs, a.offsets, b.offsets, gamma)  # type: ignore[no-untyped-call]
     else:
-        minima = _by_diagonals(costs, a.host_lengths, b.host_lengths, gamma)
+        minima = _by_diagonals(costs, a.lengths_cpu, b.lengths_cpu, gamma)
     a_empty = a.lengths == 0
     b_empty = b.lengths == 0
     minima = minima.masked_fill(a_empty | b_empty, math.inf).masked_fill(a_empty & b_empty, 0)

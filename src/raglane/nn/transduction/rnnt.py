@@ -26,9 +26,9 @@ from raglane._utils.messages import quote
 from raglane._utils.tracing import has_tangent, never_recorded
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.losses.comparison import (
-    Reduction,
+    LabelReduction,
+    check_label_reduction,
     check_predictions,
-    check_reduction,
     check_untransformed,
     label_scales,
     reduce_per_label,
@@ -53,10 +53,10 @@ def rnnt_loss(
     joint: Callable[[Tensor, Tensor], Tensor] | None = None,
     *,
     blank: int = 0,
-    reduction: Reduction = "element",
+    reduction: LabelReduction = "mean",
     fastemit: float = 0.0,
     one_symbol_per_frame: bool = False,
-    weights: Tensor | None = None,
+    sample_weight: Tensor | None = None,
 ) -> Tensor:
     """Return minus the log-probability of each target, over all its alignments with its sequence,
     by a transducer.
@@ -82,9 +82,8 @@ def rnnt_loss(
             calls it again, so tensors that a function reads must not change before; for the
             parameters of a module this is checked.
         blank: the class that means "no label".
-        reduction: as of :func:`~raglane.nn.losses.ctc_loss`: ``"element"``, the sum of the losses
-            divided by the number of labels; ``"sequence"``, the mean over sequences of their losses
-            per label; ``"none"``, the loss of each sequence, times its weight.
+        reduction: as of :func:`~raglane.nn.ctc_loss`: ``"mean"``, the mean over sequences of their
+            losses per label; ``"sum"``; ``"none"``, the loss of each sequence, times its weight.
         fastemit: lambda of at least 0. Gradients that come through labels are multiplied by 1 +
             lambda, and those that come through blanks are not, so that labels are emitted earlier
             (Yu et al. 2021, "FastEmit: low-latency streaming ASR with sequence-level emission
@@ -92,7 +91,7 @@ def rnnt_loss(
         one_symbol_per_frame: True if a label leads to the next frame too, so that a frame emits one
             blank or label (Tripathi et al. 2019, "Monotonic recurrent neural network transducer and
             decoding strategies").
-        weights: ``(B,)``, one number of at least 0 per sequence. With 0, even a NaN in the sequence
+        sample_weight: ``(B,)``, one number of at least 0 per sequence. With 0, even a NaN in the sequence
             has no effect.
 
     Returns:
@@ -115,7 +114,7 @@ def rnnt_loss(
         >>> round(loss.exp().item())
         32
     """
-    check_reduction(reduction, "'none' and take the mean")
+    check_label_reduction(reduction)
     flag = check_flag("one_symbol_per_frame", one_symbol_per_frame)
     fastemit = check_number(
         "fastemit", fastemit, "a finite number of at least 0", lambda value: 0 <= value < 1e9
@@ -123,29 +122,29 @@ def rnnt_loss(
     blank = check_whole("blank", blank)
     frames = _check(encoder, predictor, targets, joint, blank)
     if encoder.values.is_cpu:  # emissions, shares and the variables of the recursion
-        check_pairs(frames, targets.host_lengths + 1, 24)
+        check_pairs(frames, targets.lengths_cpu + 1, 24)
     alignments = Alignments(
-        frames, targets.host_lengths, _following(targets, blank), blank, flag, fastemit
+        frames, targets.lengths_cpu, _following(targets, blank), blank, flag, fastemit
     )
     dtype = wide(encoder.dtype)
     batches = [encoder] if predictor is None else [encoder, predictor]
     values = [batch.values for batch in batches]
     check_untransformed("rnnt_loss", "encoder", values)
     shares = values[0].new_ones(len(targets), dtype=dtype)
-    if weights is not None:
-        shares = sequence_weights(weights, targets).to(dtype)
+    if sample_weight is not None:
+        shares = sequence_weights(sample_weight, targets).to(dtype)
         values = [_without_ignored(batch, shares == 0) for batch in batches]
-    lengths = targets.lengths, frames.to(targets.device, non_blocking=True)
+    labels = targets.lengths
     if not isinstance(joint, torch.nn.Linear) or not fused.supports(values, joint):
         emissions = _emissions(values, joint, alignments, targets)
         check_untransformed("rnnt_loss", "encoder", [emissions])
         need_shares = torch.is_grad_enabled() and emissions.requires_grad
         losses, _ = align(emissions, *alignments.arguments(), need_shares)
-        return reduce_per_label(losses, shares, *lengths, reduction).to(encoder.dtype)
+        return reduce_per_label(losses, shares, labels, reduction).to(encoder.dtype)
     if reduction == "none" or shares.requires_grad or has_tangent([shares]):
         losses = fused.losses(values, joint, alignments)
-        return reduce_per_label(losses, shares, *lengths, reduction).to(encoder.dtype)
-    scales = label_scales(shares, *lengths, reduction)
+        return reduce_per_label(losses, shares, labels, reduction).to(encoder.dtype)
+    scales = label_scales(shares, labels, reduction)
     return fused.losses(values, joint, alignments, scales).sum().to(encoder.dtype)
 
 
@@ -167,15 +166,15 @@ def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -
         check_predictions(name, batch)
         check_device(name, batch.values, encoder.device)
         if batch.values.dim() != 2:
-            got = f"elements of shape {tuple(batch.features)}"
+            got = f"elements of shape {tuple(batch.feature_shape)}"
             fix = "make the features the only dimension of an element"
             raise ShapeError(name, got, "values (N, H)", fix)
     if (predictor is None) != (joint is None):
         got = f"predictor {'None' if predictor is None else 'a Ragged'}, joint {quote(joint)}"
         fix = "pass both, or neither and the logits as encoder"
         raise ArgumentTypeError("predictor, joint", got, "both None or both given", fix)
-    frames = encoder.host_lengths
-    states = targets.host_lengths + 1
+    frames = encoder.lengths_cpu
+    states = targets.lengths_cpu + 1
     if predictor is None:
         rule = "logits with a multiple of U + 1 = {} rows for sequence {}, one per frame and number of labels before it"
         _check_rows("encoder", frames, states, frames % states != 0, rule)
@@ -187,7 +186,7 @@ def _check(encoder: Any, predictor: Any, targets: Any, joint: Any, blank: int) -
         got = f"{len(predictor)} sequences"
         rule = f"one sequence for each of the {len(encoder)} sequences of encoder"
         raise ShapeError("predictor", got, rule, "pass U + 1 states for each")
-    rows = predictor.host_lengths
+    rows = predictor.lengths_cpu
     rule = "states before the first and after each label, U + 1 = {} for sequence {}"
     _check_rows("predictor", rows, states, rows != states, rule)
     if isinstance(joint, torch.nn.Linear):

@@ -22,14 +22,14 @@ def as_tokens(name: str, sequences: Any, count: int | None = None) -> Ragged:
         batch = Ragged(list(sequences))
     if batch is not None and batch.values.numel() == 0:
         return Ragged.from_flat(
-            torch.zeros(0, dtype=torch.int64, device="cpu"), lengths=batch.host_lengths
+            torch.zeros(0, dtype=torch.int64, device="cpu"), lengths=batch.lengths_cpu
         )
     is_real = batch is not None and (batch.dtype.is_floating_point or batch.dtype.is_complex)
     if batch is None or is_real or batch.dtype is torch.bool or batch.values.dim() != 1:
         got = (
             type(sequences).__name__
             if batch is None
-            else f"{batch.dtype}, elements of shape {tuple(batch.features)}"
+            else f"{batch.dtype}, elements of shape {tuple(batch.feature_shape)}"
         )
         rule = "a Ragged of tokens, (N,) of an integer dtype"
         fix = "wrap them with rl.Ragged(list_of_tokens)"
@@ -42,7 +42,7 @@ def as_tokens(name: str, sequences: Any, count: int | None = None) -> Ragged:
             raise ArgumentError(
                 name, got, f"tokens from 0 to {count - 1}", "check how tokens are numbered"
             )
-    return Ragged.from_flat(values, lengths=batch.host_lengths)
+    return Ragged.from_flat(values, lengths=batch.lengths_cpu)
 
 
 class TokenReader(nn.Module):
@@ -89,7 +89,7 @@ class TokenReader(nn.Module):
         """Raise unless elements of a Ragged have the number of features of the attribute ``size``."""
         check_kind(name, batch, Ragged, "a Ragged", "wrap a list of sequences with rl.Ragged")
         if batch.values.dim() != 2 or batch.values.shape[1] != getattr(self, size):
-            got = f"elements of shape {tuple(batch.features)}"
+            got = f"elements of shape {tuple(batch.feature_shape)}"
             rule = f"{size} = {getattr(self, size)} features"
             raise ShapeError(name, got, rule, "pass an encoder's output of this size")
         check_fits(name, batch.values, self.embedding.weight)

@@ -117,7 +117,7 @@ class Transducer(TokenReader):
         self._check_elements("frames", frames, "encoder_size")
         check_labels(targets, frames, "frames")
         check_classes(targets, self.num_tokens, self.blank)
-        ones = torch.ones_like(targets.host_lengths)
+        ones = torch.ones_like(targets.lengths_cpu)
         begins = Ragged._build(targets.values.new_full((len(targets),), self.blank), ones)
         states = self.recurrent(begins.concat(targets).map(self._embedded))[0].map(self.state)
         return rnnt_loss(

@@ -81,13 +81,13 @@ def _each_sequence(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
         rule = "called outside of it, because it loops over the sequences"
         raise ArgumentTypeError(entry.name, got, rule, "call it before or after")
     split = {
-        name: torch.split(value._values, batch.host_lengths.tolist())
+        name: torch.split(value._values, batch.lengths_cpu.tolist())
         for name, value in bound.items()
         if isinstance(value, FlatBatch)
     }
     bound["dim"] = 0
     if not len(batch):  # the shape of results is that of one sequence
-        split = {name: (batch._values.new_zeros(2, *batch.features),) for name in split}
+        split = {name: (batch._values.new_zeros(2, *batch.feature_shape),) for name in split}
     results = [
         _call(entry, bound | {name: rows[b] for name, rows in split.items()})
         for b in range(max(len(batch), 1))
@@ -210,7 +210,7 @@ def gather(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     flat = rows.reshape(rows.shape[0] * rows.shape[1], *rows.shape[2:])
     offsets = torch.arange(rows.shape[0] + 1, device=rows.device) * rows.shape[1]
     return _taken(entry, batch, flat, batch._make(flat, offsets, None)).view(
-        *rows.shape[:2], *batch.features
+        *rows.shape[:2], *batch.feature_shape
     )
 
 
@@ -220,9 +220,7 @@ def _taken(entry: Entry, batch: FlatBatch, index: Tensor, owner: FlatBatch) -> T
         got = (
             f"an index of {owner._count} sequences, with elements of shape {tuple(index.shape[1:])}"
         )
-        rule = (
-            f"an index of {batch._count} sequences with {len(batch.features)} feature dimension(s)"
-        )
+        rule = f"an index of {batch._count} sequences with {len(batch.feature_shape)} feature dimension(s)"
         raise ShapeError("index", got, rule, "give it the dimensions of the input")
     total = index.shape[0]
     lengths = like_rows(segments.spread(batch.offsets.diff(), owner.offsets, total), index)

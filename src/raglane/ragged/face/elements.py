@@ -108,9 +108,9 @@ def pairs(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     batch, *others = batches_of(bound.values())
     for other in others:
         check_together(entry.name, batch, other)
-    if not batch.features or len(others) != 1:
+    if not batch.feature_shape or len(others) != 1:
         rule = "called with two batches of elements with features"
-        fix = "wrap the other with rl.Ragged, or repeat it with r.spread(x)"
+        fix = "wrap the other with rl.Ragged, or repeat it with r.broadcast(x)"
         raise ArgumentTypeError(entry.name, "other arguments", rule, fix)
     rows = {
         name: value._values if isinstance(value, FlatBatch) else value

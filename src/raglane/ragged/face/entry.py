@@ -129,7 +129,7 @@ def ragged_input(entry: Entry, value: Any) -> FlatBatch:
 def check_together(name: str, batch: FlatBatch, other: FlatBatch) -> None:
     """Raise if two batches differ in their lengths or numbers of feature dimensions."""
     if batch._values.dim() != other._values.dim():
-        got = f"batches with elements of shape {tuple(batch.features)} and {tuple(other.features)}"
+        got = f"batches with elements of shape {tuple(batch.feature_shape)} and {tuple(other.feature_shape)}"
         fix = "give the smaller one a dimension, r.unsqueeze(-1)"
         raise ShapeError(
             name, got, "called with elements that have the same number of feature dimensions", fix

@@ -114,8 +114,8 @@ def _check_features(entries: list[Any]) -> None:
 
 def _masked(batch: Any, mask: FlatBatch) -> Any:
     """Return the elements where a Ragged of bools is True, sequence by sequence."""
-    if mask.dtype is not torch.bool or mask.features:
-        got = f"a Ragged of {mask.dtype} with elements of shape {tuple(mask.features)}"
+    if mask.dtype is not torch.bool or mask.feature_shape:
+        got = f"a Ragged of {mask.dtype} with elements of shape {tuple(mask.feature_shape)}"
         rule, fix = (
             "a Ragged of one bool per element",
             "call torch.take_along_dim for indices of steps",
@@ -142,7 +142,7 @@ def _slice(batch: Any, steps: slice) -> Any:
     if stride is not None and stride < 1:
         fix = "call r.flip(1) to reverse the steps"
         raise ArgumentError("index of the steps", quote(steps), "a slice with a step above 0", fix)
-    lengths, starts = batch.host_lengths, batch._offsets[:-1]
+    lengths, starts = batch.lengths_cpu, batch._offsets[:-1]
     if batch._is_on_host():  # NumPy's operations have a third of torch's overhead
         lengths, starts = lengths.numpy(), starts.numpy()
     counts = lengths if stop is None else _bound(stop, lengths)

@@ -33,7 +33,7 @@ def _all_ragged(entry: Entry, batches: Any) -> list[FlatBatch]:
             shape = f" of shape {tuple(other.shape)}" if isinstance(other, Tensor) else ""
             got = f"a {type(other).__name__}{shape} with a Ragged"
             rule = "called with batches of the same lengths, so that no row meets another element"
-            fix = "pass r.spread(x) for a tensor x with one row per sequence, or wrap it with rl.Ragged"
+            fix = "pass r.broadcast(x) for a tensor x with one row per sequence, or wrap it with rl.Ragged"
             raise ArgumentTypeError(entry.name, got, rule, fix)
     entry.refuse_transformations(batches[0])
     return list(batches)
@@ -56,9 +56,9 @@ def cat(entry: Entry, args: Arguments, kwargs: Options) -> Any:
 
 def _more_sequences(entry: Entry, batches: list[FlatBatch]) -> FlatBatch:
     for other in batches[1:]:
-        if other.features != batches[0].features or other.device != batches[0].device:
-            got = f"elements of shape {tuple(other.features)} on {other.device}"
-            rule = f"of shape {tuple(batches[0].features)} on {batches[0].device}, like the first batch"
+        if other.feature_shape != batches[0].feature_shape or other.device != batches[0].device:
+            got = f"elements of shape {tuple(other.feature_shape)} on {other.device}"
+            rule = f"of shape {tuple(batches[0].feature_shape)} on {batches[0].device}, like the first batch"
             raise ShapeError(entry.name, got, rule, "join batches with the same features")
     starts = [0]
     for batch in batches[:-1]:
@@ -196,12 +196,12 @@ def matmul(entry: Entry, args: Arguments, kwargs: Options) -> Any:
         rule = "called by its name within torch.compile"
         raise ArgumentTypeError("matmul", "the operator @ of a Ragged", rule, fix)
     if isinstance(one, FlatBatch) and isinstance(other, Tensor):
-        if len(one.features) == 1 and other.dim() == 3:
+        if len(one.feature_shape) == 1 and other.dim() == 3:
             matrices = _of_sequences(entry, other, one)
             return one._like((one._values.unsqueeze(-2) @ matrices).squeeze(-2))
-        if one.features and other.dim() <= 2:
+        if one.feature_shape and other.dim() <= 2:
             return one._like(one._values @ other)
-    if isinstance(other, FlatBatch) and len(other.features) > 1:
+    if isinstance(other, FlatBatch) and len(other.feature_shape) > 1:
         if isinstance(one, Tensor) and one.dim() == 2:
             return other._like(one @ other._values)
         if isinstance(one, FlatBatch):
@@ -281,7 +281,7 @@ def pad(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     bound = entry.bind(args, kwargs)
     batch: Any = ragged_input(entry, bound["input"])
     amounts = [operator.index(amount) for amount in bound["pad"]]
-    features = len(batch.features)
+    features = len(batch.feature_shape)
     mode = bound.get("mode", "constant")
     if (
         len(amounts) % 2
@@ -306,7 +306,7 @@ def pad(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     ends = []
     for amount in (before, after):
         lengths = torch.full((len(batch),), max(amount, 0), device="cpu")
-        shape = (int(lengths.sum()), *batch.features)
+        shape = (int(lengths.sum()), *batch.feature_shape)
         ends.append(batch._build(batch._values.new_full(shape, bound.get("value") or 0), lengths))
     return ends[0].concat(batch, ends[1])
 
@@ -317,10 +317,10 @@ def attention(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     batches = [bound.pop(name) for name in ("query", "key", "value")]
     query, key, value = _all_ragged(entry, batches)
     if (
-        any(len(batch.features) != 1 for batch in batches)
+        any(len(batch.feature_shape) != 1 for batch in batches)
         or bound.pop("attn_mask", None) is not None
     ):
-        got = f"elements of shape {tuple(query.features)}, or an attn_mask"
+        got = f"elements of shape {tuple(query.feature_shape)}, or an attn_mask"
         rule = "called with batches (B, *, E), of which each sequence attends to its own elements"
         raise ArgumentTypeError(entry.name, got, rule, "use rl.nn.Attention for several heads")
     value._needs_lengths_of("value", key, "the key")

@@ -41,8 +41,8 @@ def _check_ragged(entry: Entry, name: str, value: Any, batch: Any) -> None:
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
         rule = f"a Ragged of the same lengths as the other arguments of {entry.name}"
         fix = (
-            "pass r.last() as the input for one target per sequence, "
-            "or r.spread(target) to count it at each element"
+            "pass r.last() or a pooling as the input for one target per sequence, "
+            "or r.broadcast(target) to count it at each element"
         )
         raise ArgumentTypeError(name, f"a {type(value).__name__}{shape}", rule, fix)
     if isinstance(batch, FlatBatch):

@@ -46,7 +46,7 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         "because it would attend across sequences",
         "use rl.nn.Attention, which has the same weights",
     ),
-    (r"ctc_loss", "because it reads padded targets", "call rl.nn.losses.ctc_loss"),
+    (r"ctc_loss", "because it reads padded targets", "call rl.nn.ctc_loss"),
     (
         r".*_loss|kl_div|binary_cross_entropy.*",
         "because only the functions of torch.nn.functional count each real element once",
@@ -61,7 +61,7 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
     (
         r"repeat|tile|expand|broadcast_\w+|repeat_interleave",
         "because lengths differ",
-        "call x[:, None].expand_as(r) or r.spread(x) for one row per sequence",
+        "call x[:, None].expand_as(r) or r.broadcast(x) for one row per sequence",
     ),
     (r"narrow|select\w*", "because lengths differ", "index the steps, e.g. r[:, :5] or r[:, -1]"),
     (

@@ -119,17 +119,17 @@ def _quantiles(inspection: Inspection, least: int, scale: Any) -> tuple[Any, Any
     return base.mark_rule(color="var(--ink)", strokeDash=[3, 3]), alt.layer(*names)
 
 
-def fills(inspection: Inspection) -> dict[str, Any]:
-    """Return the fill of padded batches against their size, by order."""
+def densities(inspection: Inspection) -> dict[str, Any]:
+    """Return the density of padded batches against their size, by order."""
     values = [
-        {"size": fill.batch_size, "order": fill.order, "fill": fill.fill}
-        for fill in inspection.fills
+        {"size": density.batch_size, "order": density.order, "density": density.density}
+        for density in inspection.densities
     ]
-    orders = list(dict.fromkeys(fill.order for fill in inspection.fills))
+    orders = list(dict.fromkeys(density.order for density in inspection.densities))
     base = alt.Chart(alt.Data(values=values)).encode(
         x=alt.X("size:O", title="sequences in a batch", axis=_UPRIGHT),
         y=alt.Y(
-            "fill:Q",
+            "density:Q",
             title="real elements",
             scale=alt.Scale(domain=[0, 1]),
             axis=alt.Axis(format="%"),
@@ -138,7 +138,7 @@ def fills(inspection: Inspection) -> dict[str, Any]:
         tooltip=[
             "order:N",
             alt.Tooltip("size:O", title="batch"),
-            alt.Tooltip("fill:Q", format=".1%"),
+            alt.Tooltip("density:Q", format=".1%"),
         ],
     )
     dashes = alt.StrokeDash("order:N", legend=None, scale=_scale(orders, _DASHES))

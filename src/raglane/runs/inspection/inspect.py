@@ -21,7 +21,7 @@ from raglane.data.lengths import (
     Bucket,
     Distribution,
     Summary,
-    batch_fill,
+    batch_density,
     bins,
     buckets,
     summary,
@@ -51,19 +51,19 @@ _SIZES = (8, 16, 32, 64, 128, 256, 512)
 _Integers = npt.NDArray[np.int64]
 
 
-class Fill(NamedTuple):
+class Density(NamedTuple):
     """The share of real elements in padded batches of a size and order."""
 
     batch_size: int
     order: str
-    fill: float
+    density: float
 
 
 class Example(NamedTuple):
     """A batch that the page draws."""
 
     name: str
-    fill: float
+    density: float
     lengths: tuple[int, ...]
 
 
@@ -72,13 +72,15 @@ def batch_sizes(count: int) -> list[int]:
     return [size for size in _SIZES if size <= count] or [count]
 
 
-def fills(lengths: _Integers) -> tuple[Fill, ...]:
-    """Return the fill of padded batches by size and order."""
+def densities(lengths: _Integers) -> tuple[Density, ...]:
+    """Return the density of padded batches by size and order."""
     return tuple(
-        Fill(
+        Density(
             size,
             name,
-            batch_fill(lengths, *BatchSampler(lengths, BatchLimit(sequences=size), order).whole()),
+            batch_density(
+                lengths, *BatchSampler(lengths, BatchLimit(sequences=size), order).whole()
+            ),
         )
         for size in batch_sizes(len(lengths))
         for name, order in ORDERS.items()
@@ -86,7 +88,7 @@ def fills(lengths: _Integers) -> tuple[Fill, ...]:
 
 
 def examples(lengths: _Integers, batch_size: int, *, grouped: bool) -> tuple[Example, ...]:
-    """Return the padded batches of an epoch with the lowest, median and highest fill."""
+    """Return the padded batches of an epoch with the lowest, median and highest density."""
     order = ORDERS["grouped" if grouped else "random"]
     batches = [
         lengths[batch] for batch in BatchSampler(lengths, BatchLimit(sequences=batch_size), order)
@@ -116,7 +118,7 @@ class Inspection:
     bins: tuple[Bin, ...]
     buckets: tuple[Bucket, ...]
     looked_at: int
-    fills: tuple[Fill, ...]
+    densities: tuple[Density, ...]
     examples: tuple[Example, ...]
     plan: Plan
     settings: Settings
@@ -136,10 +138,12 @@ class Inspection:
         return tuple(sorted(rows, key=lambda row: (row.batch_size or 0, row.grouped)))
 
     @property
-    def known_fills(self) -> tuple[list[int], dict[tuple[int, str], float]]:
-        """The sizes of batches, and the fill by size and order."""
-        fill_of = {(fill.batch_size, fill.order): fill.fill for fill in self.fills}
-        return sorted({size for size, _ in fill_of}), fill_of
+    def known_densities(self) -> tuple[list[int], dict[tuple[int, str], float]]:
+        """The sizes of batches, and the density by size and order."""
+        density_of = {
+            (density.batch_size, density.order): density.density for density in self.densities
+        }
+        return sorted({size for size, _ in density_of}), density_of
 
     @property
     def sentence(self) -> str:
@@ -161,7 +165,7 @@ class Inspection:
         return (
             f"{who} fastest in {batches} with the schedule {best.schedule}: "
             f"{range_in_words(best.train_range)} per epoch of the layer and {padding}; one padded batch of all "
-            f"sequences would be {1 - numbers.fill:.0%} padding."
+            f"sequences would be {1 - numbers.density:.0%} padding."
         )
 
 
@@ -209,7 +213,7 @@ def inspect(
     progress.stage("counting lengths")
     lengths = Distribution.of(contents.lengths)
     sample = thin_out(torch.from_numpy(contents.lengths))[0].numpy()
-    filled = fills(sample)
+    drawn = densities(sample)
     progress.stage("measuring this machine")
     layer = layer_of(settings, contents, settings.embedding)
     advice = plan(
@@ -223,7 +227,7 @@ def inspect(
         bins(lengths),
         buckets(lengths),
         len(sample),
-        filled,
+        drawn,
         examples(sample, advice.best.batch_size or 1, grouped=advice.best.grouped),
         advice,
         chosen,
@@ -304,7 +308,7 @@ def lines(inspection: Inspection, bar: str = "█") -> list[str]:
         [f"note: {note}" for note in inspection.contents.notes],
         aligned(length_facts(inspection), words=2),
         histogram(inspection.bins, bar),
-        _fills(inspection),
+        _densities(inspection),
         str(inspection.plan).splitlines(),
         [inspection.sentence],
     ]
@@ -353,7 +357,7 @@ def length_facts(inspection: Inspection) -> list[tuple[str, str]]:
         ),
         ("elements", f"{numbers.elements:,}, {numbers.mean:,.1f} per sequence"),
         ("lengths", listed),
-        ("fill", f"{numbers.fill:.1%} of one padded batch of all sequences would be real"),
+        ("density", f"{numbers.density:.1%} of one padded batch of all sequences would be real"),
     ]
 
 
@@ -374,11 +378,13 @@ def histogram(bins: Sequence[Bin], bar: str) -> list[str]:
     ]
 
 
-def _fills(inspection: Inspection) -> list[str]:
-    """Return a table of the fill of padded batches, a line per order."""
-    sizes, fill_of = inspection.known_fills
+def _densities(inspection: Inspection) -> list[str]:
+    """Return a table of the density of padded batches, a line per order."""
+    sizes, density_of = inspection.known_densities
     rows = [["real share of padded batches", *(f"{size:,}" for size in sizes)]]
-    rows += [[f"  {order}", *(f"{fill_of[size, order]:.0%}" for size in sizes)] for order in ORDERS]
+    rows += [
+        [f"  {order}", *(f"{density_of[size, order]:.0%}" for size in sizes)] for order in ORDERS
+    ]
     return aligned(rows)
 
 
@@ -421,11 +427,13 @@ def as_document(inspection: Inspection) -> dict[str, Any]:
             **asdict(inspection.summary),
             "percentiles": list(inspection.percentiles),
             "histogram": [asdict(interval) for interval in inspection.bins],
-            "buckets": [{**asdict(bucket), "fill": bucket.fill} for bucket in inspection.buckets],
+            "buckets": [
+                {**asdict(bucket), "density": bucket.density} for bucket in inspection.buckets
+            ],
         },
         "batches": {
             "sequences_looked_at": inspection.looked_at,
-            "fill": [fill._asdict() for fill in inspection.fills],
+            "density": [density._asdict() for density in inspection.densities],
             "examples": [
                 {**interval._asdict(), "lengths": list(interval.lengths)}
                 for interval in inspection.examples

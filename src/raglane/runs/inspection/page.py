@@ -57,7 +57,7 @@ def as_page(inspection: Inspection) -> bytes:
             ("elements", f"{numbers.elements:,}"),
             ("median length", f"{numbers.median:,}"),
             ("longest", f"{numbers.maximum:,}"),
-            ("real elements of one padded batch", f"{numbers.fill:.0%}"),
+            ("real elements of one padded batch", f"{numbers.density:.0%}"),
             ("epoch of the layer", words.range_in_words(best.train_range)),
         ],
         parts=[
@@ -116,7 +116,7 @@ def _lengths(inspection: Inspection) -> list[Block]:
             else f"{interval.low:,} to {interval.high:,}",
             interval.count,
             interval.elements,
-            f"{interval.fill:.0%}",
+            f"{interval.density:.0%}",
             f"{interval.elements / total:.0%}",
         )
         for interval in inspection.buckets
@@ -139,9 +139,13 @@ def _lengths(inspection: Inspection) -> list[Block]:
 
 
 def _batches(inspection: Inspection) -> list[Block]:
-    sizes, fill_of = inspection.known_fills
-    rows = [(f"{size:,}", *(f"{fill_of[size, order]:.1%}" for order in ORDERS)) for size in sizes]
-    least, most = (f"{fill_of[size, 'random']:.0%} of {size:,}" for size in (sizes[-1], sizes[0]))
+    sizes, density_of = inspection.known_densities
+    rows = [
+        (f"{size:,}", *(f"{density_of[size, order]:.1%}" for order in ORDERS)) for size in sizes
+    ]
+    least, most = (
+        f"{density_of[size, 'random']:.0%} of {size:,}" for size in (sizes[-1], sizes[0])
+    )
     caption = (
         "The share of real elements in padded batches: sequences at random, grouped by length within pools of 200 "
         "batches (raglane train --bucket), or all sorted by length."
@@ -150,8 +154,8 @@ def _batches(inspection: Inspection) -> list[Block]:
         caption += f" Based on a random sample of {inspection.looked_at:,} sequences."
     return [
         Chart(
-            "fills-drawn",
-            charts.fills(inspection),
+            "densities-drawn",
+            charts.densities(inspection),
             f"Share of real elements by size of the batch. Random batches: {most} sequences, {least} sequences.",
             caption,
             Table("Real elements of padded batches", ["sequences in a batch", *ORDERS], rows),
@@ -161,7 +165,8 @@ def _batches(inspection: Inspection) -> list[Block]:
 
 def _pictures(inspection: Inspection) -> list[Block]:
     names = {
-        example.name: f"{example.name} ({example.fill:.0%} real)" for example in inspection.examples
+        example.name: f"{example.name} ({example.density:.0%} real)"
+        for example in inspection.examples
     }
     groups = {
         "batch": ("Batch, with the share of real elements if padded", names),
@@ -174,7 +179,7 @@ def _pictures(inspection: Inspection) -> list[Block]:
             caption = (
                 f"The {example.name} batch, {layout}: {what}. {len(lengths):,} sequences of "
                 f"{lengths[-1]:,} to {lengths[0]:,} steps, {sum(lengths):,} elements; "
-                f"{example.fill:.0%} of the padded batch is real."
+                f"{example.density:.0%} of the padded batch is real."
             )
             try:
                 with plot.theme("dark"):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
+from raglane.data.encoders import IGNORED_CLASS
 from raglane.nn.linear import row_sigmoid
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of
@@ -39,6 +40,7 @@ class Classify(Task):
         """Return weights that give all classes the same total weight, with mean 1 over the
         targets.
         """
+        targets = targets[targets != IGNORED_CLASS]
         counts = torch.bincount(targets, minlength=self.preprocessor.class_count)
         return len(targets) / (self.preprocessor.class_count * counts.clamp(min=1).float())
 
@@ -90,12 +92,14 @@ class Confusion:
 
     def add(self, output: Tensor, batch: Batch) -> None:
         """Add a batch and its logits ``(B or N, K)``."""
+        targets = targets_of(batch)
+        counts = targets != IGNORED_CLASS
+        targets = targets[counts]
+        output = output[counts]
         if self.top > 1:
             top_classes = output.topk(self.top, dim=-1).indices
-            self.among_top += int((top_classes == targets_of(batch).unsqueeze(1)).sum())
-        self.matrix += confusion_matrix(
-            targets_of(batch).cpu(), output.argmax(-1).cpu(), len(self.labels)
-        )
+            self.among_top += int((top_classes == targets.unsqueeze(1)).sum())
+        self.matrix += confusion_matrix(targets.cpu(), output.argmax(-1).cpu(), len(self.labels))
 
     def measured(self) -> Measured:
         """Return the scores of all batches."""

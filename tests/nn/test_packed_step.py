@@ -1,4 +1,4 @@
-"""One step of a frozen layer: the fast path has the bits, the errors and the hooks of a call."""
+"""One step of a layer with packed weights: the fast path has the bits, the errors and the hooks of a call."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_has_the_bits_of_a_call(
     inputs = torch.randn(4, *shape).to(torch.float32 if is_int8 else dtype)
     with torch.no_grad():
         wanted = steps(layer, inputs)
-        rl.freeze(layer, dtype=torch.int8 if is_int8 else None)
+        (rl.quantize if is_int8 else rl.pack_weights)(layer)
         if is_int8:  # a hook prevents the fast path
             with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
                 wanted = steps(layer, inputs)
@@ -82,14 +82,14 @@ def test_has_the_bits_of_a_call(
     assert all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
-def frozen() -> tuple[Any, Tensor, Any]:
-    layer = rl.freeze(rl.nn.LSTM(5, 17).eval())
+def prepared() -> tuple[Any, Tensor, Any]:
+    layer = rl.pack_weights(rl.nn.LSTM(5, 17).eval())
     with torch.no_grad():
         return layer, torch.randn(3, 5), layer.step(torch.randn(3, 5))[1]
 
 
 def test_runs_hooks() -> None:
-    layer, x_t, state = frozen()
+    layer, x_t, state = prepared()
     calls: list[int] = []
     layer.register_forward_hook(lambda *_: calls.append(1))
     with torch.no_grad():
@@ -98,14 +98,14 @@ def test_runs_hooks() -> None:
 
 
 def test_gradients_use_the_call(fast: list[bool]) -> None:
-    layer, x_t, state = frozen()
+    layer, x_t, state = prepared()
     layer.step(x_t, state)[0].sum().backward()
     assert fast == [False]
     assert layer.weight_ih_l0.grad is not None
 
 
 def test_changed_weights(fast: list[bool]) -> None:
-    layer, x_t, state = frozen()
+    layer, x_t, state = prepared()
     with torch.no_grad():
         layer.weight_hh_l0.mul_(2)
         got = layer.step(x_t, state)[0]
@@ -119,7 +119,7 @@ def test_changed_weights(fast: list[bool]) -> None:
     "change", [lambda x: x.t().contiguous().t(), torch._neg_view, lambda x: x.repeat(1, 2)[:, :5]]
 )
 def test_inputs_of_any_layout(fast: list[bool], change: Callable[[Tensor], Tensor]) -> None:
-    layer, x_t, state = frozen()
+    layer, x_t, state = prepared()
     x_t = change(x_t)
     with torch.no_grad():
         assert torch.equal(
@@ -159,7 +159,7 @@ def test_inputs_of_any_layout(fast: list[bool], change: Callable[[Tensor], Tenso
     ],
 )
 def test_wrong_tensors(fast: list[bool], x_t: Tensor, state: Any, words: str) -> None:
-    layer, right, own = frozen()
+    layer, right, own = prepared()
     with torch.no_grad():
         layer.step(right, own)
         assert fast == [True]
@@ -168,7 +168,7 @@ def test_wrong_tensors(fast: list[bool], x_t: Tensor, state: Any, words: str) ->
 
 
 def test_results_do_not_share_memory(fast: list[bool]) -> None:
-    layer, x_t, state = frozen()
+    layer, x_t, state = prepared()
     with torch.no_grad():
         out, (h, c) = layer.step(x_t, state)
     assert fast == [True]

@@ -1,4 +1,4 @@
-"""``rl.freeze``: the same bits from packed weights, until a weight changes; and int8 weights."""
+"""``rl.pack_weights``: the same bits from packed weights, until a weight changes; and int8 weights."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def forget(layer: Any) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_frozen_layer_gives_the_same_bits_without_its_weights(name: str) -> None:
+def test_a_packed_layer_gives_the_same_bits_without_its_weights(name: str) -> None:
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         for options in ({}, {"num_layers": 2, "bidirectional": True}, {"bias": False}):
             layer = build(name, units=21, **options).to(dtype).eval()
             batch = a_batch([4, 0, 1, 7], dtype)
             with torch.no_grad():
                 wanted = layer(batch)
-                rl.freeze(layer)
+                rl.pack_weights(layer)
                 forget(layer)
                 assert same(layer(batch), wanted)
 
@@ -93,7 +93,7 @@ def fused_group(weights: Any, rate: float) -> torch.optim.Optimizer:
     ],
 )
 def test_a_change_that_is_seen_ends_it(change: Callable[[Any], Any]) -> None:
-    layer = rl.freeze(build("lstm", 2).eval())
+    layer = rl.pack_weights(build("lstm", 2).eval())
     batch = a_batch()
     with torch.no_grad():
         layer(batch)
@@ -110,7 +110,7 @@ def test_packed_weights_keep_the_memory_of_their_sources() -> None:
     watched = weakref.ref(memory)
     layer.bias_hh_l0.data = torch.frombuffer(memory, dtype=torch.float64)
     del memory
-    rl.freeze(layer)
+    rl.pack_weights(layer)
     layer.bias_hh_l0.data = torch.ones(3 * H, dtype=torch.float64)
     assert watched() is not None
     batch = a_batch()
@@ -122,15 +122,15 @@ def test_packed_weights_keep_the_memory_of_their_sources() -> None:
 def test_explain() -> None:
     layer, batch = build("gru").eval(), a_batch()
     plain = rl.explain(layer, batch).reason
-    assert "frozen" not in plain
-    rl.freeze(layer)
-    assert rl.explain(layer, batch).reason == f"{plain}; frozen: its weights are packed"
+    assert "packed" not in plain
+    rl.pack_weights(layer)
+    assert rl.explain(layer, batch).reason == f"{plain}; its weights are packed"
     in_place(layer)
-    assert rl.explain(layer, batch).reason == f"{plain}; no longer frozen: its weights have changed"
+    assert rl.explain(layer, batch).reason == f"{plain}; no longer packed: its weights have changed"
 
 
-def test_weights_of_one_call_do_not_unfreeze_it() -> None:
-    layer = rl.freeze(build("gru").eval())
+def test_weights_of_one_call_do_not_unpack_it() -> None:
+    layer = rl.pack_weights(build("gru").eval())
     batch, other = a_batch(), build("gru").eval()
     with torch.no_grad():
         wanted = layer(batch)
@@ -147,7 +147,7 @@ def test_weights_of_one_call_do_not_unfreeze_it() -> None:
 def test_autocast_and_compiled_calls_ignore_packed_weights() -> None:
     layer = rl.nn.LSTM(D, H).eval()
     batch = a_batch(dtype=torch.float32).detach()
-    rl.freeze(layer)
+    rl.pack_weights(layer)
     forget(layer)
     new = rl.nn.LSTM(D, H).eval()
     forget(new)
@@ -157,16 +157,16 @@ def test_autocast_and_compiled_calls_ignore_packed_weights() -> None:
         assert same(torch.compile(layer, backend="eager")(batch), new(batch))
 
 
-def test_copies_are_not_frozen() -> None:
-    layer, batch = rl.freeze(build("sru").eval()), a_batch()
+def test_copies_are_not_packed() -> None:
+    layer, batch = rl.pack_weights(build("sru").eval()), a_batch()
     with torch.no_grad():
         for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
             forget(twin)
             assert not same(twin(batch), layer(batch))
-            assert "frozen" not in rl.explain(twin, batch).reason
+            assert "packed" not in rl.explain(twin, batch).reason
 
 
-def test_models_that_cannot_be_frozen() -> None:
+def test_models_that_cannot_be_packed() -> None:
     with torch.inference_mode():
         made = build("gru")
     for wrong, error, says in (
@@ -184,11 +184,11 @@ def test_models_that_cannot_be_frozen() -> None:
         (rl.nn.Recurrent(lambda *_: Fixed(), D, D), DispatchError, "its cell has no weights"),
     ):
         with pytest.raises(error, match=says):
-            rl.freeze(wrong)
+            rl.pack_weights(wrong)
     # One such layer is enough.
-    model = rl.freeze(nn.Sequential(build("gru"), build("layernorm_gru")))
-    assert "frozen" in rl.explain(model[0], a_batch()).reason
-    assert "frozen" not in rl.explain(model[1], a_batch()).reason
+    model = rl.pack_weights(nn.Sequential(build("gru"), build("layernorm_gru")))
+    assert "packed" in rl.explain(model[0], a_batch()).reason
+    assert "packed" not in rl.explain(model[1], a_batch()).reason
 
 
 def test_packed_weights_of_another_layer_are_refused() -> None:
@@ -215,7 +215,7 @@ def test_packed_weights_of_another_layer_are_refused() -> None:
 
 
 def test_threads_share_packed_weights() -> None:
-    layer, batch = rl.freeze(build("lstm", 2).eval()), a_batch()
+    layer, batch = rl.pack_weights(build("lstm", 2).eval()), a_batch()
     with torch.no_grad():
         wanted = layer(batch)
 
@@ -240,7 +240,7 @@ def build_wide(name: str, **options: Any) -> Any:
 
 
 def to_int8(layer: Any) -> Any:
-    return rl.freeze(layer, dtype=torch.int8)
+    return rl.quantize(layer)
 
 
 @torch.no_grad()
@@ -304,19 +304,18 @@ def test_other_calls_read_the_float32_weights() -> None:
     assert not is_int8(layer)
 
 
-def test_freezing_again_in_another_way() -> None:
+def test_packing_again_in_another_way() -> None:
     layer = to_int8(build_wide("RNN"))
     assert is_int8(layer)
-    assert torch.equal(output(copy.deepcopy(layer)), output(rl.freeze(layer)))
+    assert torch.equal(output(copy.deepcopy(layer)), output(rl.pack_weights(layer)))
     assert not is_int8(layer)
     assert is_int8(to_int8(layer))
 
 
 def test_refusals() -> None:
     layer = build_wide("GRU")
-    for dtype in (torch.float16, torch.uint8, "int8"):
-        with pytest.raises(ArgumentError, match=r"dtype must be.*torch\.int8, or None.*got"):
-            rl.freeze(layer, dtype=dtype)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentTypeError, match=r"model must be .*got list"):
+        rl.quantize(cast("Any", []))
     with pytest.raises(ArgumentError, match=r"training mode.*Call model\.eval\(\) first"):
         to_int8(nn.Sequential(build_wide("GRU")).eval().append(layer.train()))
     for other, reason in (
@@ -339,11 +338,11 @@ def test_refusals() -> None:
         to_int8(mixed)
     assert caught[0].filename == __file__
     assert is_int8(mixed[0])
-    assert "frozen" not in rl.explain(mixed[1], rl.Ragged([torch.randn(2, 3)])).reason
+    assert "int8" not in rl.explain(mixed[1], rl.Ragged([torch.randn(2, 3)])).reason
 
 
 def test_rows_that_are_too_long_for_int8(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("raglane.nn.recurrent.freeze._LONGEST_INT8_ROW", 20)
+    monkeypatch.setattr("raglane.nn.recurrent.packed_weights._LONGEST_INT8_ROW", 20)
     for layer in (rl.nn.LSTM(20, 20, proj_size=3), rl.nn.LSTM(20, 11, bidirectional=True)):
         assert is_int8(to_int8(layer.eval()))
     for layer, size in (

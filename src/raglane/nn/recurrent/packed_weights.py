@@ -15,7 +15,6 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from raglane._utils.checks import check_model
-from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, DispatchError
 from raglane.kernels.contract import Traits
 from raglane.kernels.cpu.layer import layer_of
@@ -29,13 +28,13 @@ M = TypeVar("M", bound=torch.nn.Module)
 _LONGEST_INT8_ROW = 65536
 
 
-def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
+def pack_weights(model: M) -> M:
     """Pack the weights of a model's recurrent layers once, for inference, instead of in every call.
 
     The cpu kernels read weights in their own order, and rearrange them at the beginning of each
     call. With few elements this takes most of the time: in
     :meth:`~raglane.nn.recurrent.layer.RecurrentLayer.step`, or for a short batch on a wide layer. A
-    frozen layer gives the same bits, and needs memory for a second copy of its weights.
+    layer with packed weights gives the same bits, and needs memory for a second copy of them.
 
     The packed weights are used in calls that record no gradients (within ``torch.no_grad()`` or
     ``torch.inference_mode()``, or if no weight requires a gradient) and outside of autocast and
@@ -43,71 +42,94 @@ def freeze(model: M, *, dtype: torch.dtype | None = None) -> M:
     ``load_state_dict``, an in-place operation, ``.data = ...`` or ``.to(...)``. The layer then runs
     as before. Changes that PyTorch does not record are NOT detected: writes to ``weight.data`` in
     place, by the functional form of a fused optimizer, through a NumPy array, or from another
-    process that shares the memory. Call ``rl.freeze`` again after such a change. Copies and pickles
-    are not frozen. :func:`raglane.explain` shows whether a layer is.
-
-    With ``dtype=torch.int8`` the packed weights of RNN, LSTM and GRU are int8. They need a quarter
-    of the memory, and a wide layer runs two to three times as fast on processors with int8
-    instructions (VNNI). Numbers are rounded to 255 levels: each row of a weight matrix with its own
-    scale, and likewise each element's input and each state when it is read. The bits of a sequence
-    still do not depend on its batch or the number of threads, but differ from float32. An infinity
-    or NaN in an input or state gives NaN. Biases, states, outputs, ``state_dict`` and the weights
-    themselves do not change. In training mode, and in calls that do not use packed weights (see
-    above), the float32 weights run.
+    process that shares the memory. Call ``rl.pack_weights`` again after such a change. Copies and
+    pickles have no packed weights. :func:`raglane.explain` shows whether a layer has.
 
     Args:
         model: any module, or one recurrent layer of ``rl.nn``. Layers are skipped if the cpu
             kernels do not run them, or if their weights are computed in each call
             (parametrizations).
-        dtype: ``torch.int8``, for layers with float32 weights; a warning names the layers that were
-            not converted. None keeps the dtype of the weights.
 
     Returns:
         ``model``.
 
     Raises:
         ArgumentTypeError: ``model`` is not a module.
-        ArgumentError: ``dtype`` is neither None nor torch.int8, or it is int8 and the model is in
-            training mode.
-        DispatchError: no layer of the model can be frozen; the message gives the reason.
+        DispatchError: the weights of no layer can be packed; the message gives the reason.
 
     Example:
-        >>> layer = rl.freeze(rl.nn.LSTM(3, 4).eval())
+        >>> layer = rl.pack_weights(rl.nn.LSTM(3, 4).eval())
         >>> with torch.inference_mode():
         ...     out, state = layer.step(torch.randn(3))
         >>> out.shape
         torch.Size([4])
-        >>> layer = rl.freeze(rl.nn.LSTM(3, 4).eval(), dtype=torch.int8)
-        >>> print(rl.explain(layer, rl.Ragged([torch.randn(2, 3)])).reason.split("; ")[1])
-        frozen: its weights are int8 in calls that record no gradients
     """
-    check_model(model)
-    if dtype is not None and dtype is not torch.int8:
-        rule = "torch.int8, or None for the dtype of the weights"
-        raise ArgumentError("dtype", quote(dtype), rule, "pass torch.int8, or leave it out")
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, Stack)}
-    if dtype is not None and any(layer.training for layer in layers.values()):
-        rule = "in evaluation mode, since int8 weights are for inference"
-        raise ArgumentError("model", "a model in training mode", rule, "call model.eval() first")
-    reasons = {name: _freeze(layer, dtype) for name, layer in layers.items()}
-    if all(reasons.values()):
-        name, reason = next(iter(reasons.items()), ("", "it has no recurrent layer of rl.nn"))
-        got = f"{name or type(model).__name__}, which cannot be frozen: {reason}"
-        rule = (
-            "a model with a layer that the cpu kernels run, and whose weights persist between calls"
-        )
-        fix = "call rl.accelerate(model) first for torch's own layers, or do not freeze this model"
-        if dtype is not None:
-            rule = f"{rule}: an RNN, LSTM or GRU in float32"
-        raise DispatchError("model", got, rule, fix)
-    left = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
-    if left and dtype is not None:
-        warnings.warn(f"rl.freeze did not convert a layer. {left}.", stacklevel=2)
+    _pack_all(model, None)
     return model
 
 
-def _freeze(layer: Stack, dtype: torch.dtype | None) -> str | None:
-    """Freeze one layer, or return the reason why it cannot be frozen."""
+def quantize(model: M) -> M:
+    """Round the weights of a model's RNN, LSTM and GRU layers to int8 for inference, in place.
+
+    The int8 weights are packed as by :func:`pack_weights`, and used in the same calls until a
+    weight changes. They need a quarter of the memory, and a wide layer runs two to three times as
+    fast on processors with int8 instructions (VNNI). Numbers are rounded to 255 levels: each row of
+    a weight matrix with its own scale, and likewise each element's input and each state when it is
+    read. The bits of a sequence still do not depend on its batch or the number of threads, but
+    differ from float32. An infinity or NaN in an input or state gives NaN. Biases, states, outputs,
+    ``state_dict`` and the weights themselves do not change. In training mode, and in calls that do
+    not use packed weights, the float32 weights run.
+
+    Args:
+        model: as for :func:`pack_weights`, in evaluation mode, with layers of float32 weights. A
+            warning names the layers that were not converted.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        ArgumentTypeError: ``model`` is not a module.
+        ArgumentError: the model is in training mode.
+        DispatchError: no layer of the model can be quantised; the message gives the reason.
+
+    Example:
+        >>> layer = rl.quantize(rl.nn.LSTM(3, 4).eval())
+        >>> print(rl.explain(layer, rl.Ragged([torch.randn(2, 3)])).reason.split("; ")[1])
+        quantised: its weights are int8 in calls that record no gradients
+    """
+    check_model(model)
+    if any(layer.training for layer in model.modules() if isinstance(layer, Stack)):
+        rule = "in evaluation mode, since int8 weights are for inference"
+        raise ArgumentError("model", "a model in training mode", rule, "call model.eval() first")
+    reasons = _pack_all(model, torch.int8)
+    left = "; ".join(f"{name}: {reason}" for name, reason in reasons.items() if reason)
+    if left:
+        warnings.warn(f"rl.quantize did not convert a layer. {left}.", stacklevel=2)
+    return model
+
+
+def _pack_all(model: torch.nn.Module, dtype: torch.dtype | None) -> dict[str, str | None]:
+    """Pack the weights of all layers of a model; return why a layer was left, or None, by name."""
+    check_model(model)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, Stack)}
+    reasons = {name: _pack(layer, dtype) for name, layer in layers.items()}
+    if not all(reasons.values()):
+        return reasons
+    name, reason = next(iter(reasons.items()), ("", "it has no recurrent layer of rl.nn"))
+    got = f"{name or type(model).__name__}, which cannot be packed: {reason}"
+    rule = "a model with a layer that the cpu kernels run, and whose weights persist between calls"
+    fix = "call rl.accelerate(model) first for torch's own layers, or leave this model unpacked"
+    if dtype is not None:
+        got = f"{name or type(model).__name__}, which cannot be quantised: {reason}"
+        rule = f"{rule}: an RNN, LSTM or GRU in float32"
+        fix = (
+            "call rl.accelerate(model) first for torch's own layers, or leave this model in float32"
+        )
+    raise DispatchError("model", got, rule, fix)
+
+
+def _pack(layer: Stack, dtype: torch.dtype | None) -> str | None:
+    """Pack the weights of one layer, or return the reason why they cannot be packed."""
     weights = layer._weights()
     like = layer._like(weights)
     if not isinstance(like, Tensor):
@@ -129,7 +151,7 @@ def _freeze(layer: Stack, dtype: torch.dtype | None) -> str | None:
         return reason
     packed = [_packed(layer, weights, depth, dtype) for depth in range(layer.num_layers)]
     _watch_optimizers()
-    _frozen[layer] = FrozenWeights(tensors, packed)
+    _packed_weights[layer] = PackedWeights(tensors, packed)
     plans.pop(layer, None)
     return None
 
@@ -178,7 +200,7 @@ class _Original(NamedTuple):
     alias: Tensor
 
 
-class FrozenWeights:
+class PackedWeights:
     """The packed weights of a layer, valid until one of the original tensors changes."""
 
     __slots__ = ("_originals", "_packed", "is_int8")
@@ -236,13 +258,13 @@ class FrozenWeights:
         self._originals = []
 
 
-# Not an attribute of the layers, so that copies and pickles are not frozen.
-_frozen: WeakKeyDictionary[torch.nn.Module, FrozenWeights] = WeakKeyDictionary()
+# Not an attribute of the layers, so that copies and pickles have no packed weights.
+_packed_weights: WeakKeyDictionary[torch.nn.Module, PackedWeights] = WeakKeyDictionary()
 
 
-def frozen_weights(layer: torch.nn.Module) -> FrozenWeights | None:
-    """Return the packed weights of a layer, or None if it was never frozen."""
-    return _frozen.get(layer)
+def packed_weights(layer: torch.nn.Module) -> PackedWeights | None:
+    """Return the packed weights of a layer, or None if they were never packed."""
+    return _packed_weights.get(layer)
 
 
 @cache
@@ -254,5 +276,5 @@ def _after_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     """Discard packed weights that a fused optimizer has changed, which versions do not show."""
     if any(group.get("fused") for group in optimizer.param_groups):
         weights = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-        for frozen in list(_frozen.values()):
-            frozen.discard_if_any(weights)
+        for packed in list(_packed_weights.values()):
+            packed.discard_if_any(weights)
