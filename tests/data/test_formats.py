@@ -137,7 +137,7 @@ def test_labels_are_not_needed_to_predict_or_forecast(tmp_path: Path) -> None:
     ("files", "words"),
     [
         ({}, ["an empty folder", ".txt"]),
-        ({"a.csv": b"x"}, ["1 entries, none of them a text"]),
+        ({"a.csv": b"x"}, ["a.csv", "a header and no rows"]),
         ({"SOURCE.txt": b"x"}, ["none of them a text"]),
         ({"a.txt": b"good\n\nb\xffd\n", "b.txt": b"x"}, ["a.txt, line 3", "0xff", "UTF-8"]),
         ({"a.txt": b"good\nb\0d\n"}, ["a.txt, line 2", "zero byte"]),

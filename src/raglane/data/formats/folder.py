@@ -30,7 +30,7 @@ from raglane.data.formats.base import (
     unused_notes,
 )
 from raglane.data.formats.entries import read_columns, read_table
-from raglane.data.formats.layout import has_header, is_table
+from raglane.data.formats.layout import has_header, is_table, rows_of
 from raglane.data.formats.pieces import Piece, Start
 from raglane.data.records import Columns, Records
 from raglane.data.roles.rules import ROLE_NAMES, ROW_ID_NAMES
@@ -52,6 +52,15 @@ _UNLABELLED = ("unsup", "unlabeled", "unlabelled")
 # The columns of names and classes.
 _FILE = "file"
 _CLASS = "class"
+
+
+@dataclass(frozen=True)
+class _LabelTable:
+    """A table of labels: its column of labels, and the label of each name of a file."""
+
+    file: Path
+    label: str
+    labels: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -105,9 +114,11 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
 def _files_of(path: Path, columns: Columns) -> _Files | None:
     """Return the files of a folder; None for texts that are classes."""
     every = _walked(path)
-    table = None if columns.label_from_name else _label_table(path, every, columns)
+    table = None if columns.label_from_name else _label_table(every, columns)
     known = [
-        file for file in every if suffix_of(file) in _KNOWN and (table is None or file != table[0])
+        file
+        for file in every
+        if suffix_of(file) in _KNOWN and (table is None or file != table.file)
     ]
     if not known or (table is None and _are_classes(path, known, columns)):
         return None
@@ -142,7 +153,7 @@ def _walked(path: Path) -> list[Path]:
 def _are_classes(path: Path, files: Sequence[Path], columns: Columns) -> bool:
     """Return True if the texts in a folder are classes, with a sequence per line."""
     texts = [file for file in files if file.suffix == ".txt" and file.parent == path]
-    if not texts or columns.label_from_name or columns.sequence or columns.task == "tag":
+    if not texts or columns.label_from_name or columns.sequence:
         return False
     return len(texts) == sum(file.suffix == ".txt" for file in files) and not is_table(
         _head(texts[0])
@@ -164,30 +175,30 @@ def _label_in(path: Path, file: Path, pattern: str) -> str:
     return str(found[1] if found.re.groups else found[0])
 
 
-def _label_table(
-    path: Path, files: Sequence[Path], columns: Columns
-) -> tuple[Path, str, dict[str, str]] | None:
-    """Return the table with a column of the names of files, its column of labels, and the label of
-    each name.
-    """
+def _label_table(files: Sequence[Path], columns: Columns) -> _LabelTable | None:
+    """Return the table with a column of the names of files."""
     names = {name for file in files for name in (file.name, file.stem)}
     suffixes = Counter(suffix_of(file) for file in files if suffix_of(file) in _KNOWN)
     for file in files:
         is_alone = suffixes[suffix_of(file)] == 1 and len(suffixes) > 1
         if suffix_of(file) not in _TABLES or not (is_alone or file.stem.lower() in _LABEL_TABLES):
             continue
-        asked = Columns(need_labels=False)
-        if not has_header(_head(file)) or _head(file).split(",")[0] in names:
-            asked = replace(asked, header=f"{_FILE},label")
-        table, _ = csv.entries_of(file, asked)
-        entries = {
-            name: [Path(word).name for word in column.words()] for name, column in table.items()
-        }
-        column = next((name for name in entries if names.issuperset(entries[name])), None)
-        if column is None:
+        rows = rows_of(_head(file))
+        header, *body = rows or [[]]
+        if not body or {len(row) for row in rows} != {len(header)}:
             continue
-        label = _column_of_labels(file, [name for name in table if name != column], columns)
-        return file, label, dict(zip(entries[column], table[label].words().tolist(), strict=True))
+        words = [[Path(word).name for word in column] for column in zip(*body, strict=True)]
+        place = next((at for at, column in enumerate(words) if names.issuperset(column)), None)
+        if place is None:
+            continue
+        if Path(header[place]).name in names:
+            # There is no header.
+            header = [f"c{at}" for at in range(1, len(header) + 1)]
+            words = [[rows[0][at], *column] for at, column in enumerate(words)]
+        others = [name for at, name in enumerate(header) if at != place]
+        label = _column_of_labels(file, others, columns)
+        labels = [row[header.index(label)] for row in rows[-len(words[place]) :]]
+        return _LabelTable(file, label, dict(zip(words[place], labels, strict=True)))
     return None
 
 
@@ -203,18 +214,13 @@ def _column_of_labels(file: Path, names: list[str], columns: Columns) -> str:
 
 
 def _with_table(
-    path: Path,
-    every: Sequence[Path],
-    files: Sequence[Path],
-    table: tuple[Path, str, dict[str, str]],
+    path: Path, every: Sequence[Path], files: Sequence[Path], table: _LabelTable
 ) -> _Files:
-    file, label, by_name = table
-    kept = [each for each in files if by_name.keys() & {each.name, each.stem}]
-    if not kept:
-        return _noted(path, every, files, None, [], "")
-    labels = [by_name.get(each.name, by_name.get(each.stem, "")) for each in kept]
-    how = f"its label in {file.name}"
-    return _noted(path, [each for each in every if each != file], kept, label, labels, how)
+    labels = table.labels
+    labelled = [file for file in files if labels.keys() & {file.name, file.stem}]
+    classes = [labels.get(file.name, labels.get(file.stem, "")) for file in labelled]
+    others = [file for file in every if file != table.file]
+    return _noted(path, others, labelled, table.label, classes, f"its label in {table.file.name}")
 
 
 def _with_folders(path: Path, every: Sequence[Path], files: list[Path], columns: Columns) -> _Files:
@@ -275,7 +281,8 @@ def _read(files: _Files, columns: Columns) -> Records:
     suffix = files.suffix
     is_text = suffix in _TEXTS and not is_table(_head(files.files[0]))
     if suffix in _ARRAYS or suffix in _SOUNDS:
-        records = _of_table(files, _arrays(files, columns), columns, "values")
+        arrays = _arrays(files, columns)
+        records = _of_table(files, arrays, columns, next(iter(arrays)))
     elif is_text:
         contents = [decode(file, read_bytes(file)) for file in files.files]
         table = {"text": require("pyarrow", "data").array(contents, "large_string")}
@@ -297,7 +304,7 @@ def _of_table(files: _Files, table: dict[str, Any], columns: Columns, sequence: 
     elif columns.wants_labels:
         raise _unlabelled(files)
     label = files.label or columns.label
-    columns = replace(columns, sequence=columns.sequence or sequence, id=_FILE, label=label)
+    columns = replace(columns, sequence=sequence, id=_FILE, label=label)
     whole = arrow.table(table)
     return read_table(files.path, whole.schema, whole.select, columns)
 
@@ -327,7 +334,8 @@ def _arrays(files: _Files, columns: Columns) -> dict[str, Any]:
         fix = "write arrays of (steps,) or (steps, channels); transpose them if channels are first"
         raise data_error(files.path, got, "a folder of arrays of equally many channels", fix)
     offsets = np.append(0, np.cumsum([len(array) for array, _ in arrays], dtype=np.int64))
-    return {"values": npz.lists(offsets, np.concatenate([array for array, _ in arrays]))}
+    name = (columns.sequence if files.suffix == ".npz" else None) or "values"
+    return {name: npz.lists(offsets, np.concatenate([array for array, _ in arrays]))}
 
 
 def _array(file: Path, columns: Columns) -> tuple[npt.NDArray[Any], int]:
@@ -378,13 +386,16 @@ def _of_rows(files: _Files, columns: Columns) -> Records:
         note = f"{count_of(len(files.files), 'file')} ({files.suffix}) are parts of one table"
         return replace(records, notes=(note, *files.notes[1:], *records.notes))
     lengths = [len(each[names[0]]) for each in tables]
-    file = _FILE if _FILE not in table else "file name"
-    table = {file: Written(np.repeat(np.array(files.ids, dtype=object), lengths)), **table}
+    names_of_files = _FILE if _FILE not in table else "file name"
+    table = {
+        names_of_files: Written(np.repeat(np.array(files.ids, dtype=object), lengths)),
+        **table,
+    }
     label = columns.label
     if files.label is not None:
         label = files.label
         table[label] = Written(np.repeat(np.array(files.labels, dtype=object), lengths))
-    records = read_columns(files.path, table, replace(columns, id=file, label=label))
+    records = read_columns(files.path, table, replace(columns, id=names_of_files, label=label))
     used = replace(records.columns, id=columns.id)
     return replace(records, notes=(*files.notes, *records.notes), columns=used)
 

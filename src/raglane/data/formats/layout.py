@@ -129,13 +129,18 @@ def is_table(text: str) -> bool:
 
 def has_header(text: str) -> bool:
     """Return False if the first line of a table has numbers or dates where other lines do."""
-    lines = _first_lines(text)
-    mark = _mark_of(lines)
-    rows = _rows(lines, _guess(text) if mark is None else mark)
+    rows = rows_of("\n".join(_first_lines(text)))
     if len(rows) < 2:
         return True
     kinds = _are_data(_body(rows), len(rows[0]))
     return not any(map(_is_data, _entries(rows[0], kinds)))
+
+
+def rows_of(text: str) -> list[_Row]:
+    """Return the entries of the lines of a small table."""
+    lines = list(filter(str.strip, text.split("\n")))
+    mark = _mark_of(lines)
+    return _rows(lines, _guess(text) if mark is None else mark)
 
 
 def _from_utf16(path: Path, content: bytes) -> bytes:
