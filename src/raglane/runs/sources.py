@@ -26,7 +26,7 @@ DEFAULT_DATA = "Japanese vowels"
 LABELLED = ("tag", "regress", "multilabel")
 # The tasks to try after "classify", by format; "regress" for others.
 _GUESSED: dict[str, tuple[str, ...]] = {"text": ("language",), "conll": ("tag",)}
-_GUESSED |= dict.fromkeys(("jsonl", "parquet", "npz"), LABELLED)
+_GUESSED |= dict.fromkeys(("jsonl", "parquet", "npz", "folder"), LABELLED)
 
 
 def _column(role: str, help: str, unset: str) -> Any:
