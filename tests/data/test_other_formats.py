@@ -95,7 +95,7 @@ def test_bad_arff(tmp_path: Path, text: str, match: str) -> None:
 def _sheets(path: Path) -> None:
     xlsxwriter = pytest.importorskip("xlsxwriter")
     book = xlsxwriter.Workbook(str(path))
-    rows = [
+    rows: list[list[Any]] = [
         ["id", "day", "x", "kind"],
         ["a", 45292, 1.5, "p"],
         ["a", 45293, 2, "p"],
@@ -118,7 +118,7 @@ def test_spreadsheets(tmp_path: Path) -> None:
     assert (data.ids, data.labels, data.lengths.tolist()) == (("a", "b"), ("p", "q"), [2, 1])
     assert np.array_equal(data.records.values[:, 0], [1.5, 2, np.nan], equal_nan=True)
     assert "left out: the sheets 'two'" in data.notes
-    assert "time column: 'day' (the only column of dates)" in data.notes
+    assert "time column: 'day' (by its name)" in data.notes
     pieces = pick(path).pieces(path, Columns(), ())
     assert sum(len(part) for piece in pieces for part in sift(piece, None)) == 2
     path.write_bytes(b"no sheet")
@@ -128,7 +128,7 @@ def test_spreadsheets(tmp_path: Path) -> None:
 
 def test_spreadsheets_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "python_calamine", None)
-    (tmp_path / "a.xlsx").write_bytes(b"x")
+    (tmp_path / "a.xlsx").write_bytes(b"PK")
     with pytest.raises(MissingExtraError, match=r"raglane\[excel\]"):
         rl.data.read(tmp_path / "a.xlsx")
 
