@@ -44,8 +44,8 @@ class NameClassifier(torch.nn.Module):
         """Map a ragged batch of characters ``(N,)`` to logits ``(B, languages)``."""
         out, state = self.gru(self.embed(names))
         # Not out.last(): there the backward direction has read only the last character.
-        summary = self.gru.summary(out, state)
-        return cast(Tensor, self.head(self.dropout(summary)))
+        final = self.gru.final(out, state)
+        return cast(Tensor, self.head(self.dropout(final)))
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:

@@ -194,11 +194,11 @@ class Transducer(nn.Module):
 
     def loss(self, frames: Sequence[Tensor], digits: Sequence[Tensor]) -> Tensor:
         """Return the mean transducer loss per digit."""
-        return torch.as_tensor(self.transducer(self.lstm(rl.Ragged(frames))[0], rl.Ragged(digits)))
+        return self.transducer.loss(self.lstm(rl.Ragged(frames))[0], rl.Ragged(digits))
 
     def read(self, frames: Sequence[Tensor]) -> list[Tensor]:
         """Return the digits of the most likely emissions."""
-        return list(self.transducer.greedy(self.lstm(rl.Ragged(frames))[0])[0].best())
+        return list(self.transducer.decode(self.lstm(rl.Ragged(frames))[0]).best())
 
 
 def batches(

@@ -23,7 +23,7 @@ from raglane.ragged.face.table import methods
         (
             rl.nn,
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
-            MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder carry init losses
+            MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder init losses
             AttentionDecoder CTCBeamSearch Hypotheses NGram Transducer beam_search ctc_align ctc_loss edit_distance
             rnnt_loss soft_dtw Attention Conv1d MaxPool1d AvgPool1d""",
         ),

@@ -90,7 +90,7 @@ def test_a_signal_before_the_startup(monkeypatch: pytest.MonkeyPatch, number: in
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     app = create_app({"layer": rl.nn.LSTM(3, 4).eval()})
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert _run(app, listener, 1, 1000, lambda: None) == 0
+        assert _run(app, listener, 1, lambda: None) == 0
     app.state.server.served["layer"].stop()
 
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from made_datasets import changed
-from raglane.data import FORMATS, Columns, read
+from raglane.data import FORMATS, Columns, convert, read
 from raglane.data.formats import csv, pick
 from raglane.data.formats.pieces import Piece, sift
 from raglane.data.records import Records, Skipped
@@ -198,3 +198,18 @@ def test_errors_of_all_rows_or_of_the_file_are_raised(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(cut[: len(cut) // 2])
     refused(["a.parquet"], read, tmp_path / "a.parquet", on_bad_row="skip")
     refused(["one of fail, skip"], read, path, on_bad_row="drop", error=ArgumentError)
+
+
+@pytest.mark.parametrize("bad", [0, 7, 23])
+def test_a_bad_row_of_one_series_is_left_out(tmp_path: Path, bad: int) -> None:
+    values = [str(row) for row in range(24)]
+    values[bad] = "O.5"
+    rows = [f"2024-01-01T{row:02}:00,{value}\n" for row, value in enumerate(values)]
+    path = tmp_path / "series.csv"
+    path.write_text("time,load\n" + "".join(rows))
+    asked = Columns(task="forecast")
+    data = read(path, asked, on_bad_row="skip")
+    assert data.records.values.ravel().tolist() == [row for row in range(24) if row != bad]
+    assert [row.place for row in data.skipped] == [f"data row {bad}"]
+    converted = convert([path], tmp_path / "converted", asked, on_bad_row="skip")
+    assert (converted.statistics.sequences, converted.statistics.elements) == (1, 23)

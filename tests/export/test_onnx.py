@@ -40,7 +40,7 @@ class Tagger(nn.Module):
         super().__init__()
         self.first = rl.nn.LSTM(D, 8, bidirectional=True, initial_state="learned")
         self.second = rl.nn.MinGRU(16, 6)
-        self.pool = rl.nn.AttentionPooling(6, heads=2)
+        self.pool = rl.nn.AttentionPooling(6, num_heads=2)
         self.head = nn.Linear(6, 4)
         for name in ("initial_h", "initial_c"):
             nn.init.normal_(self.first.get_parameter(name))

@@ -204,7 +204,7 @@ def test_slstm_cells_are_accelerated(
     assert final[0].shape == (1, 3, 6)
     lengths = torch.tensor([steps, 0, 1, steps])
     whole = fast(rl.Ragged.from_padded(given, lengths))[1]
-    torch.testing.assert_close(fast(given, lengths=lengths, return_states=True)[1], whole)
+    torch.testing.assert_close(fast.with_states(given, lengths=lengths)[1], whole)
     layer = rl.import_layer(cell)
     torch.testing.assert_close(layer(given)[0], cell(given)[0].transpose(1, 2).flatten(2))
     torch.testing.assert_close(rl.import_layer(fast)(given)[0], layer(given)[0], rtol=0, atol=0)

@@ -41,7 +41,7 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
     output, h = twin(inputs)
     if encoder.pooling is None:
         return output
-    if encoder.pooling == "summary":
+    if encoder.pooling == "final":
         return torch.cat([h[-2], h[-1]]) if layer.bidirectional else h[-1]
     assert encoder.pool is not None
     return encoder.pool(Ragged([output]))[0]
@@ -49,7 +49,7 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 @pytest.mark.parametrize("embedding", [None, 5])
-@pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
+@pytest.mark.parametrize("pooling", ["final", *POOLINGS, None])
 def test_encoders_by_hand(
     pooling: str | None, embedding: int | None, bidirectional: bool, device: Any
 ) -> None:
@@ -159,7 +159,7 @@ def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError],
 
 
 @pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize("pooling", ["summary", *POOLINGS, None])
+@pytest.mark.parametrize("pooling", ["final", *POOLINGS, None])
 def test_dropout_of_every_pooling_is_for_training_only(
     pooling: str | None, num_layers: int, device: Any
 ) -> None:

@@ -182,7 +182,7 @@ def _batch(features: int | None = None, lengths: list[int] = _FOUR) -> rl.Ragged
 
 
 def test_weights_of_each_head_stand_at_their_elements() -> None:
-    weights = rl.nn.AttentionPooling(6, heads=3).weights(_batch(6))
+    weights = rl.nn.AttentionPooling(6, num_heads=3).weights(_batch(6))
     for head, axes in enumerate(plot.attention(weights).axes):
         assert axes.get_title(loc="left").startswith(f"attention, head {head}:")
         expected = {

@@ -288,7 +288,7 @@ def calls_of_nn() -> list[Call]:
     shares: dict[str, Any] = {**numbers, "target": one.map(torch.sigmoid)}
     crf = rl.nn.CRF(4)
     fits, search = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1]), rl.nn.CTCBeamSearch()
-    limits: dict[str, Any] = {"beam": 2, "blank": 0, "n_best": 1, "tokens_per_step": 2}
+    limits: dict[str, Any] = {"beam_size": 2, "blank": 0, "n_best": 1, "tokens_per_step": 2}
     return [
         partial(losses.cross_entropy, **classes, label_smoothing=0.0),
         partial(losses.nll_loss, **classes),
@@ -306,7 +306,7 @@ def calls_of_nn() -> list[Call]:
         ),
         partial(rl.nn.Pooling, name="mean"),
         partial(rl.nn.Pooling("mean"), batch=one),
-        partial(rl.nn.AttentionPooling, features=4, heads=2),
+        partial(rl.nn.AttentionPooling, embed_dim=4, num_heads=2, bias=True),
         partial(rl.nn.AttentionPooling(4), batch=four),
         partial(rl.nn.Attention, features=4, heads=2, memory_features=3, dropout=0.1),
         partial(rl.nn.Attention(4), query=four, memory=four),
@@ -319,7 +319,8 @@ def calls_of_nn() -> list[Call]:
         partial(crf.log_partition, emissions=four),
         partial(crf.log_likelihood, emissions=four, tags=tags),
         partial(rl.nn.CTCBeamSearch, **limits, scorer=None, scorer_weight=1.0, token_bonus=0.0),
-        partial(search, log_probs=log_probs, state=search(log_probs)[1]),
+        partial(search, log_probs=log_probs, state=search(log_probs).state),
+        partial(rl.nn.ctc_greedy_search, log_probs=log_probs, blank=0),
         partial(rl.nn.ctc_align, log_probs=log_probs, targets=fits, blank=0),
         partial(rl.nn.NGram, sequences=labels, num_tokens=4, order=2),
         partial(rl.nn.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -305,6 +305,16 @@ class Skipped:
     error: str
 
 
+class RoleNotes(NamedTuple):
+    """Which column is what, and by which rule: for the rows, and for features and labels."""
+
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+NO_ROLES = RoleNotes()
+
+
 @dataclass(frozen=True, eq=False)
 class Records:
     """The sequences of a file as flat columns, unchanged."""
@@ -330,6 +340,7 @@ class Records:
     skipped: tuple[Skipped, ...] = ()
     # The kinds of the labels in the source, see kinds_of; None if the source has only texts.
     label_kinds: tuple[str, ...] | None = None
+    roles: RoleNotes = NO_ROLES
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

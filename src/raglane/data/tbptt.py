@@ -48,12 +48,11 @@ class TBPTTSampler(Epochs[Chunk]):
 
         state = None
         for chunk in TBPTTSampler(data, batch_size=32, steps=100):
-            state = carry(layer, chunk.inputs, state, chunk.begins)
-            out, state = layer(chunk.inputs, state)
+            out, state = layer(chunk.inputs, state, begins=chunk.begins)
             loss = ...
             loss.backward()
 
-    ``rl.nn.carry`` detaches the state from the graph of the previous chunk, and resets it where a
+    ``begins`` detaches the state from the graph of the previous chunk, and resets it where a
     sequence begins. The outputs are those of whole sequences, bit-identical on the cpu backend.
 
     A chunk has five attributes. The last three are on the CPU for data on any device, so that

@@ -58,8 +58,8 @@ class SequenceEncoder(nn.Module):
             returns a recurrent layer, such as a class of ``rl.nn``.
         embedding: the size of a token's embedding; None if elements are vectors of floats. No index
             is reserved for padding.
-        pooling: how the elements of a sequence become one vector. ``"summary"`` is the layer's
-            ``summary``: its final state, both directions concatenated. Or a key of
+        pooling: how the elements of a sequence become one vector. ``"final"`` is the layer's
+            ``final``: its final state, both directions concatenated. Or a key of
             ``raglane.nn.pooling.POOLINGS``; ``"last"`` takes the last element, of which the
             backward half has read only that element. None returns one vector per element.
         num_layers: the number of recurrent layers.
@@ -92,7 +92,7 @@ class SequenceEncoder(nn.Module):
         cell: str | Callable[..., RecurrentLayer] = "gru",
         *,
         embedding: int | None = None,
-        pooling: str | None = "summary",
+        pooling: str | None = "final",
         num_layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.0,
@@ -133,12 +133,12 @@ class SequenceEncoder(nn.Module):
             check_choice(
                 "pooling",
                 pooling,
-                ("summary", *POOLINGS),
+                ("final", *POOLINGS),
                 "pass one of these, or None for one per element",
             )
         self.pooling = pooling
         self.pool = (
-            None if pooling in (None, "summary") else POOLINGS[pooling](self.output_size, **placed)
+            None if pooling in (None, "final") else POOLINGS[pooling](self.output_size, **placed)
         )
 
     def forward(self, batch: Ragged) -> Any:
@@ -149,7 +149,7 @@ class SequenceEncoder(nn.Module):
 
         Returns:
             ``(B, output_size)``, or without pooling a Ragged ``(N, output_size)``. The vector of an
-            empty sequence is zeros, or with ``pooling="summary"`` its initial state.
+            empty sequence is zeros, or with ``pooling="final"`` its initial state.
 
         Raises:
             ArgumentTypeError: ``batch`` is not a Ragged, or does not contain tokens although
@@ -158,11 +158,11 @@ class SequenceEncoder(nn.Module):
             ArgumentError: a token is out of range; on a GPU, torch's own kernel checks that.
         """
         embedded = self.embed(batch)
-        if self.pooling == "summary":
+        if self.pooling == "final":
             out, state = self.recurrent(
                 embedded, return_output=not self.recurrent.cell.output_is_state
             )
-            return self.dropout(self.recurrent.summary(out, state))
+            return self.dropout(self.recurrent.final(out, state))
         out, _ = self.recurrent(embedded)
         return out.map(self.dropout) if self.pool is None else self.dropout(self.pool(out))
 

@@ -44,7 +44,7 @@ class SequenceOperations(FlatBatch):
         one.
 
         The reverse half of the last output of a bidirectional layer has read only one element: use
-        ``layer.summary(out, state)`` there.
+        ``layer.final(out, state)`` there.
 
         Example:
             >>> Ragged([torch.tensor([4., 5.]), torch.tensor([6.])]).last().tolist()

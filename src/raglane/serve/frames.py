@@ -105,7 +105,7 @@ class Frames:
         self._passes_infinite = passes_infinite or passes_nan
         self.width = math.prod(prepared.features)
         self.names: tuple[Any, ...] = ()  # of a run, the meaning of frames and results
-        self._plain = _PLAIN.get(prepared.dtype) if len(prepared.features) == 1 else None
+        self.plain = _PLAIN.get(prepared.dtype) if len(prepared.features) == 1 else None
         self._rule = f"a tensor ({', '.join(map(str, ('n', *prepared.features)))}) of {prepared.dtype} on cpu"
 
     def array(self, frames: Any, check_count: Callable[[int], object]) -> npt.NDArray[Any]:
@@ -118,7 +118,7 @@ class Frames:
                     array = array.numpy()
         if (
             type(array) is np.ndarray
-            and array.dtype is self._plain
+            and array.dtype is self.plain
             and array.ndim == 2
             and array.shape[1] == self.width
         ):

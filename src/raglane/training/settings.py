@@ -22,7 +22,7 @@ LAYERS = (
     *("peephole_lstm", "coupled_lstm", "slstm", "grud", "cfc"),
 )
 NORMALISED_LAYERS = ("lstm", "gru")
-POOLINGS = ("summary", "last", "first", "mean", "max", "logsumexp", "attention")
+POOLINGS = ("final", "last", "first", "mean", "max", "logsumexp", "attention")
 INITIAL_STATES = ("zeros", "learned", "lengths")
 SCHEDULES = ("constant", "cosine", "plateau")
 CLASS_WEIGHTS = ("none", "balanced")
@@ -101,8 +101,8 @@ class ModelSettings:
         choices=INITIAL_STATES,
     )
     pooling: str = option(
-        "summary",
-        "How the outputs of a sequence become one vector; summary: the final state of each direction.",
+        "final",
+        "How the outputs of a sequence become one vector; final: the final state of each direction.",
         MODEL,
         choices=POOLINGS,
     )
@@ -228,8 +228,8 @@ class ModelSettings:
         return min(range(len(self.quantiles)), key=lambda index: abs(self.quantiles[index] - 0.5))
 
     def _refuse_pooling(self, is_per_element: bool) -> None:
-        rule = f"summary for the task {self.task}, which has an output per element"
-        self._refuse("pooling", self.pooling != "summary" and is_per_element, rule)
+        rule = f"final for the task {self.task}, which has an output per element"
+        self._refuse("pooling", self.pooling != "final" and is_per_element, rule)
 
     def _refuse(self, name: str, is_invalid: bool, rule: str, fix: str = "leave it out") -> None:
         if is_invalid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePath
 
@@ -12,7 +13,7 @@ from raglane._utils.messages import count_of, printable, shorten
 from raglane.data.formats import arff, conll, csv, folder, ipc, jsonl, npz, others, sheet, text, ts
 from raglane.data.formats.base import Format, open_error, suffix_of, unused_notes
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
-from raglane.data.records import ROLES, Columns, Records, note_empty
+from raglane.data.records import ROLES, Columns, Records, RoleNotes, note_empty
 
 __all__ = ["FORMATS", "Format", "by_suffix", "pick", "read"]
 
@@ -63,7 +64,12 @@ def read(
         notes.append(f"{count_of(repeated, 'sequence')} {verb} the id of another one")
     if columns.task == "classify" and (note := note_empty(records)):
         notes.append(note)
-    return replace(records, notes=tuple(shorten(printable(note), _NOTE) for note in notes))
+    roles = RoleNotes(*map(_printed, records.roles))
+    return replace(records, notes=_printed(notes), roles=roles)
+
+
+def _printed(notes: Iterable[str]) -> tuple[str, ...]:
+    return tuple(shorten(printable(note), _NOTE) for note in notes)
 
 
 def pick(path: Path, format: str | None = None) -> Format:

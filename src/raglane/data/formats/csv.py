@@ -213,18 +213,53 @@ def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> 
     if roles.shape is not Shape.ELEMENTS:
         yield row_piece(path, table, columns, roles)
         return
-    codes = np.zeros(len(next(iter(table.values()))), dtype=np.int64)
-    has_numbers = True
-    if roles.id:
-        ids = joined_ids([table[name].words() for name in roles.id])
-        codes, different = Written(ids).codes()
-        has_numbers = all(map(is_plain, different))
+    if not roles.id:
+        count = len(next(iter(table.values())))
+        yield _series_piece(path, table, columns, roles, np.arange(count))
+        return
+    ids = joined_ids([table[name].words() for name in roles.id])
+    codes, different = Written(ids).codes()
+    has_numbers = all(map(is_plain, different))
     order = np.argsort(codes, kind="stable")
     names = list(table)
     places = tuple(map(names.index, roles.id))
     file = _File(path, names, places, columns, roles, has_numbers)
     ordered = {name: column.take(order) for name, column in table.items()}
     yield file.piece(ordered, order, len(order))
+
+
+def _series_piece(
+    path: Path,
+    table: Mapping[str, Column],
+    columns: Columns,
+    roles: Roles,
+    rows: npt.NDArray[np.int64],
+) -> Piece:
+    """Return one series as a piece; its rows can be left out one by one."""
+    facts = Facts(table)
+    words = [name for name in table if name not in roles.time and facts.share_of_words(name) > 0.5]
+    numbers = [name for name in table if name not in (*roles.time, *words)]
+    # A row by itself does not tell whether a column has numbers.
+    settled = replace(
+        columns, categorical=tuple(dict.fromkeys((*(columns.categorical or ()), *words)))
+    )
+
+    def read_rows(low: int, high: int) -> Records:
+        some = {name: column.take(slice(low, high)) for name, column in table.items()}
+        one_by_one = replace(settled, duplicate_times="keep")
+        return records_of_rows(path, some, one_by_one, roles, rows[low:high], not numbers)
+
+    def read(low: int, high: int) -> Records:  # noqa: ARG001
+        return records_of_rows(path, table, columns, roles, rows)
+
+    def without(bad: list[int]) -> Piece:
+        kept = np.delete(np.arange(len(rows)), bad)
+        some = {name: column.take(kept) for name, column in table.items()}
+        return _series_piece(path, some, columns, roles, rows[kept])
+
+    end = (len(rows),)
+    elements = Piece(len(rows), read_rows, end, lambda row: f"data row {rows[row]}")
+    return Piece(1, read, end, lambda _: "the series", elements, without)
 
 
 @dataclass(frozen=True)
@@ -251,14 +286,12 @@ class _File:
 
     def piece(self, table: Mapping[str, Column], numbers: npt.NDArray[np.int64], end: int) -> Piece:
         """Return a piece of whole sequences; ``numbers`` are those of the rows in the file."""
-        names = [self.header[place] for place in self.places]
-        ids = joined_ids([table[name].words() for name in names]) if names else None
-        starts = np.zeros(1, dtype=np.int64) if ids is None else _run_starts(ids)
+        ids = joined_ids([table[self.header[place]].words() for place in self.places])
+        starts = _run_starts(ids)
         bounds = np.append(starts, len(numbers))
 
         def place(row: int) -> str:
-            name = "" if ids is None else f" (id {quote(ids[starts[row]])})"
-            return f"data row {numbers[starts[row]]}{name}"
+            return f"data row {numbers[starts[row]]} (id {quote(ids[starts[row]])})"
 
         def read(low: int, high: int) -> Records:
             here = slice(int(bounds[low]), int(bounds[high]))

@@ -35,6 +35,7 @@ from raglane.data.records import (
     Columns,
     Feature,
     Records,
+    RoleNotes,
     Targets,
     as_float32,
     place_of,
@@ -101,10 +102,14 @@ def records_of_rows(
         if targets is None or not targets.ordered
         else columns.label_split or "characters",
     )
+    about = (*notes, *feature_notes)
+    if columns.wants_labels and columns.label is not None:
+        about = (f"label column: {quote(columns.label)} (named)", *about)
     notes = (*filter(None, [roles.time_note]), *table.notes, *notes, *feature_notes)
-    return Records(
+    records = Records(
         values, table.offsets, table.ids, classes, tags, channels, path, notes, used, targets, more
     )
+    return replace(records, roles=RoleNotes(roles.notes, about))
 
 
 def _choose_label(

@@ -25,7 +25,7 @@ from raglane.data.formats.pieces import Alike
 from raglane.data.fragments import Layout
 from raglane.data.missing import BLOCKS
 from raglane.data.reading import japanese_vowels
-from raglane.data.records import Columns, Records, note_single
+from raglane.data.records import NO_ROLES, Columns, Records, RoleNotes, note_single
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import DataError
 from raglane.runs.sources import DEFAULT_DATA
@@ -60,6 +60,7 @@ class Contents:
     labels: Labels | None = None
     notes: tuple[str, ...] = ()
     beside: Mapping[str, FeatureCounts] = field(default_factory=dict)
+    roles: RoleNotes = NO_ROLES
 
     @property
     def missing(self) -> int:
@@ -97,9 +98,15 @@ def labels_of(of: str, counts: Mapping[str, int]) -> Labels:
 
 def contents_of(records: Records, path: Path | None) -> Contents:
     """Return the contents of records in memory."""
-    return _contents(
-        path, records.lengths, Statistics.of(records), Layout.of(records), records.notes
-    )
+    contents = _contents(path, records.lengths, Statistics.of(records), Layout.of(records), ())
+    return _noted(contents, records)
+
+
+def _noted(contents: Contents, records: Records) -> Contents:
+    """Return contents with the roles and the notes of records."""
+    about = {*records.roles.rows, *records.roles.columns}
+    notes = tuple(note for note in records.notes if note not in about)
+    return replace(contents, roles=records.roles, notes=notes)
 
 
 def contents_of_folder(path: Path) -> Contents:
@@ -264,5 +271,6 @@ def contents_of_parquet(path: Path, columns: Columns, progress: Progress) -> Con
             counted += Statistics.of(records)
             progress.done(piece.end[0] / rows)
         if alike.layout is not None:
-            return _contents(path, np.concatenate(lengths), counted, alike.layout, records.notes)
+            contents = _contents(path, np.concatenate(lengths), counted, alike.layout, ())
+            return _noted(contents, records)
     return contents_of(read_parquet(path, columns), path)
