@@ -154,7 +154,7 @@ def test_files_with_ids_are_parts_of_one_table(tmp_path: Path) -> None:
     data = _read(tmp_path, files)
     assert (data.ids, data.lengths.tolist()) == (("a", "b"), [2, 2])
     assert data.records.values[:, 0].tolist() == [1, 2, 3, 4]
-    assert data.notes[0] == "2 files (.csv) are parts of one table"
+    assert data.notes[0] == "2 files (.csv), the parts of one table"
 
 
 def test_arrays(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, quote_all, require, shorten
 from raglane.data.formats import csv, ipc, npz, text
+from raglane.data.formats.arrow import is_list, is_text
 from raglane.data.formats.base import (
     columns_argument,
     data_error,
@@ -184,22 +185,30 @@ def _label_table(files: Sequence[Path], columns: Columns) -> _LabelTable | None:
         if suffix_of(file) not in _TABLES or not (is_alone or file.stem.lower() in _LABEL_TABLES):
             continue
         rows = rows_of(_head(file))
-        header, *body = rows or [[]]
-        if not body or {len(row) for row in rows} != {len(header)}:
-            continue
-        words = [[Path(word).name for word in column] for column in zip(*body, strict=True)]
-        place = next((at for at, column in enumerate(words) if names.issuperset(column)), None)
-        if place is None:
-            continue
-        if Path(header[place]).name in names:
-            # There is no header.
-            header = [f"c{at}" for at in range(1, len(header) + 1)]
-            words = [[rows[0][at], *column] for at, column in enumerate(words)]
-        others = [name for at, name in enumerate(header) if at != place]
-        label = _column_of_labels(file, others, columns)
-        labels = [row[header.index(label)] for row in rows[-len(words[place]) :]]
-        return _LabelTable(file, label, dict(zip(words[place], labels, strict=True)))
+        if len(rows) > 1 and {len(row) for row in rows} == {len(rows[0])}:
+            labels = _labels_of_names(file, rows, names, columns)
+            if labels is not None:
+                return labels
     return None
+
+
+def _labels_of_names(
+    file: Path, rows: Sequence[Sequence[str]], names: set[str], columns: Columns
+) -> _LabelTable | None:
+    """Return the labels in a table, if one of its columns has the names of files."""
+    header = list(rows[0])
+    words = [[Path(word).name for word in column] for column in zip(*rows[1:], strict=True)]
+    place = next((at for at, column in enumerate(words) if names.issuperset(column)), None)
+    if place is None:
+        return None
+    body = rows[1:]
+    if Path(header[place]).name in names:
+        # There is no header.
+        header = [f"c{at}" for at in range(1, len(header) + 1)]
+        body = rows
+    label = _column_of_labels(file, [*header[:place], *header[place + 1 :]], columns)
+    at = header.index(label)
+    return _LabelTable(file, label, {Path(row[place]).name: row[at] for row in body})
 
 
 def _column_of_labels(file: Path, names: list[str], columns: Columns) -> str:
@@ -226,29 +235,32 @@ def _with_table(
 def _with_folders(path: Path, every: Sequence[Path], files: list[Path], columns: Columns) -> _Files:
     """Return files whose folder is the class, or which have no class."""
     inside = [file for file in files if file.parent != path]
-    folders = sorted({file.relative_to(path).parts[0] for file in inside})
+    if 2 * len(inside) <= len(files):
+        return _noted(path, every, [file for file in files if file.parent == path], None, [], "")
+    _check_folders(path, inside)
+    labelled = [file for file in inside if file.parent.name not in _UNLABELLED]
+    if columns.label not in (None, _CLASS):
+        return _noted(path, every, labelled, None, [], "")
+    labels = [file.parent.name for file in labelled]
+    count = len(set(labels))
+    how = f"its folder the class ({count} {'class' if count == 1 else 'classes'})"
+    return _noted(path, every, labelled, _CLASS, labels, how)
+
+
+def _check_folders(path: Path, files: Sequence[Path]) -> None:
+    """Raise a DataError for folders that are parts of the data, and for folders in folders."""
+    folders = sorted({file.relative_to(path).parts[0] for file in files})
     parts = [name for name in folders if name.lower() in _PARTS]
     if len(parts) > 1:
         got = f"the folders {quote_all(parts)}"
         fix = f"pass {quote(str(path / parts[0]))}, and another with {argument('test')}"
         raise data_error(path, got, "a folder of one part of the data", fix)
-    if 2 * len(inside) <= len(files) or not inside:
-        return _noted(path, every, [file for file in files if file.parent == path], None, [], "")
-    deep = next((file for file in inside if file.parent.parent != path), None)
+    deep = next((file for file in files if file.parent.parent != path), None)
     if deep is not None:
         got = f"folders in folders, as {quote(deep.relative_to(path).as_posix())}"
-        fix = (
-            f"find the class in this path with {columns_argument('label_from_name')}, e.g. '^[^/]+'"
-        )
+        pattern = columns_argument("label_from_name")
+        fix = f"find the class in this path with {pattern}, e.g. '^[^/]+'"
         raise data_error(path, got, "a folder of folders of files", fix)
-    labelled = [file for file in inside if file.parent.name not in _UNLABELLED]
-    if columns.label not in (None, _CLASS):
-        return _noted(path, every, labelled, None, [], "")
-    labels = [file.parent.name for file in labelled]
-    how = (
-        f"its folder the class ({count_of(len(set(labels)), 'class').replace('classs', 'classes')})"
-    )
-    return _noted(path, every, labelled, _CLASS, labels, how)
 
 
 def _noted(
@@ -370,6 +382,11 @@ def _of_rows(files: _Files, columns: Columns) -> Records:
     """Read tables with a row per element, each a sequence; or the parts of a table."""
     if suffix_of(files.files[0]) not in _ARROW and not has_header(_head(files.files[0])):
         columns = replace(columns, no_header=columns.header is None)
+    if files.suffix in _ARROW and files.label is None:
+        whole = _arrow_parts(files)
+        if any(is_list(kind) or is_text(kind) for kind in whole.schema.types):
+            records = read_table(files.path, whole.schema, whole.select, columns)
+            return replace(records, notes=(_parts(files), *files.notes[1:], *records.notes))
     tables = [_table(file, columns) for file in files.files]
     names = list(tables[0])
     for file, table in zip(files.files, tables, strict=True):
@@ -383,8 +400,7 @@ def _of_rows(files: _Files, columns: Columns) -> Records:
     is_part = columns.id is not None or any(name.lower() in ROW_ID_NAMES for name in names)
     if is_part and files.label is None:
         records = read_columns(files.path, table, columns)
-        note = f"{count_of(len(files.files), 'file')} ({files.suffix}) are parts of one table"
-        return replace(records, notes=(note, *files.notes[1:], *records.notes))
+        return replace(records, notes=(_parts(files), *files.notes[1:], *records.notes))
     lengths = [len(each[names[0]]) for each in tables]
     names_of_files = _FILE if _FILE not in table else "file name"
     table = {
@@ -398,6 +414,23 @@ def _of_rows(files: _Files, columns: Columns) -> Records:
     records = read_columns(files.path, table, replace(columns, id=names_of_files, label=label))
     used = replace(records.columns, id=columns.id)
     return replace(records, notes=(*files.notes, *records.notes), columns=used)
+
+
+def _parts(files: _Files) -> str:
+    return f"{count_of(len(files.files), 'file')} ({files.suffix}), the parts of one table"
+
+
+def _arrow_parts(files: _Files) -> Any:
+    """Return the tables of all files as one."""
+    arrow = require("pyarrow", "data")
+    tables = [ipc.whole_table(file) for file in files.files]
+    odd = next(
+        (at for at, each in enumerate(tables) if not each.schema.equals(tables[0].schema)), 0
+    )
+    if odd:
+        got = f"other columns in {files.files[odd].name} than in {files.files[0].name}"
+        raise data_error(files.path, got, "a folder of tables with the same columns", "add them")
+    return arrow.concat_tables(tables)
 
 
 def _table(file: Path, columns: Columns) -> dict[str, Column]:

@@ -122,7 +122,9 @@ def is_table(text: str) -> bool:
         return True
     mark = _mark_of(lines)
     if mark is None:
-        return len(lines) >= _FEWEST_LINES and all(map(_is_data, map(str.strip, lines[1:])))
+        # Rows of several lengths are a table too, which is refused.
+        words = [word for line in lines[1:] for word in re.split(r"[ |]+", line.strip())]
+        return len(lines) >= _FEWEST_LINES and all(map(_is_data, words))
     body = [entry for row in _body(_rows(lines, mark)) for entry in row if not _is_missing(entry)]
     return 2 * sum(map(bool, map(_is_data, body))) >= len(body) > 0
 
