@@ -26,7 +26,7 @@ DEFAULT_DATA = "Japanese vowels"
 LABELLED = ("tag", "regress", "multilabel")
 # The tasks to try after "classify", by format; "regress" for others.
 _GUESSED: dict[str, tuple[str, ...]] = {"text": ("language",), "conll": ("tag",)}
-_GUESSED |= dict.fromkeys(("jsonl", "parquet", "npz"), LABELLED)
+_GUESSED |= dict.fromkeys(("jsonl", "parquet", "npz", "folder"), LABELLED)
 
 
 def _column(role: str, help: str, unset: str) -> Any:
@@ -125,6 +125,12 @@ class ColumnNames:
     )
     no_header: bool = option(
         False, "A CSV file has no header: its columns are --header, or c1, c2 and so on.", DATA
+    )
+    label_from_name: str | None = option(
+        None,
+        "In a folder, the label of a file is what this pattern finds in its path: its group, or all.",
+        DATA,
+        metavar="REGEX",
     )
     on_bad_row: str = option(
         "raise",
@@ -354,8 +360,8 @@ class Source:
             guessed["tokens"] = words[used.tokens]
             guessed |= {"time_gaps": used.time_gaps, "time": used.time, "wide": used.wide}
             guessed |= {"time_format": used.time_format, "duplicate_times": used.duplicate_times}
-            guessed |= {"keep_trailing": used.keep_trailing}
             guessed |= {"header": used.header, "no_header": used.no_header}
+            guessed["label_from_name"] = used.label_from_name
             if used.sequence == "sequence":
                 # The default name in a converted folder; columns with this name are detected.
                 guessed["sequence"] = None
