@@ -71,7 +71,7 @@ def _layer_with_resets(given: Given, name: str) -> Call:
         build(name, (_D, _H), given.device, torch.float32),
         given.like(given.values.detach()[:, 0] > 1),
     )
-    layer.prepare(resets=True)
+    layer.warm_up(resets=True)
     return lambda: layer(given.batch, resets=resets)
 
 
@@ -95,7 +95,7 @@ def _crf(given: Given, operation: Callable[[Any, Given], Any]) -> Call:
     return lambda: operation(crf, given)
 
 
-def _decoder(given: Given, attention: str) -> Call:
+def _decoder(given: Given, attention: Any) -> Call:
     decoder = rl.nn.AttentionDecoder(
         3, _D, _H, attention=attention, scheduled_sampling=0.5, device=given.device
     )
@@ -124,8 +124,8 @@ OPERATIONS: dict[str, Callable[[Given], Any]] = {
     "concat": lambda g: g.batch.concat(g.other),
     "select": lambda g: g.batch.select(torch.tensor([2, 0])),
     "slice": lambda g: g.batch[1:4],
-    "arithmetic": lambda g: torch.relu(g.batch * 2 + g.other),  # type: ignore[arg-type]
-    "linear": lambda g: F.linear(g.batch, g.weight),  # type: ignore[arg-type]
+    "arithmetic": lambda g: torch.relu(g.batch * 2 + g.other),
+    "linear": lambda g: F.linear(g.batch, g.weight),
     "to_padded": lambda g: g.batch.to_padded(),
     "to_packed": lambda g: g.batch.to_packed().data,
     "from_padded": lambda g: rl.Ragged.from_padded(g.padded, g.lengths),
@@ -249,7 +249,7 @@ def _sanitized(context: Context, tool: str) -> Row:
         raise NotHereError("compute-sanitizer of CUDA")
     sizes = f"({_D}, {_H}), torch.device('cuda'), torch.float32, backend='triton'"
     code = "import torch; from on_device.layers import build\n"
-    code += f"for name in {_SANITIZED}: build(name, {sizes}).prepare(resets=True)"
+    code += f"for name in {_SANITIZED}: build(name, {sizes}).warm_up(resets=True)"
     command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", code]
     own = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     patience = max(1.0, min(_PATIENCE, context.left()))

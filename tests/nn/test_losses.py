@@ -232,7 +232,7 @@ def test_one_target_a_sequence_is_refused(name: str, counts: list[int]) -> None:
         ArgumentTypeError, match=r"one target per element.*out\.last\(\) or a pooling"
     ):
         CASES[name].call(predictions, target)
-    CASES[name].call(predictions, predictions.spread(target))
+    CASES[name].call(predictions, predictions.broadcast(target))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

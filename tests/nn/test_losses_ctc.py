@@ -206,7 +206,7 @@ def test_nothing_is_padded() -> None:
 
 CTC: dict[str, Callable[[rl.Ragged, rl.Ragged], object]] = {
     "loss": ctc_loss,
-    "search": lambda log_probs, _: rl.nn.CTCBeamSearch(beam=2)(log_probs),
+    "search": lambda log_probs, _: rl.nn.CTCBeamSearch(beam_size=2)(log_probs),
     "alignment": rl.nn.ctc_align,
 }
 
@@ -348,7 +348,7 @@ TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), le
             "each of the 2 sequences",
         ),
         (
-            lambda: ctc_loss(LOG_PROBS, TARGETS, sample_weight=LOG_PROBS),  # type: ignore[arg-type]
+            lambda: ctc_loss(LOG_PROBS, TARGETS, sample_weight=LOG_PROBS),
             ArgumentTypeError,
             "sequence",
         ),

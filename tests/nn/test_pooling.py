@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -28,9 +29,10 @@ def one_sequence(pooling: nn.Module, x: Tensor) -> Tensor:
         return single[pooling.name]()
     assert isinstance(pooling, AttentionPooling)
     hidden, query = pooling.hidden.weight, pooling.query.weight
+    bias = pooling.hidden.bias if pooling.hidden.bias is not None else torch.zeros_like(hidden[0])
     blocks = []
-    for head, block in enumerate(x.chunk(pooling.heads, dim=1)):
-        scores = torch.stack([query[head] @ torch.tanh(hidden @ element) for element in x])
+    for head, block in enumerate(x.chunk(pooling.num_heads, dim=1)):
+        scores = torch.stack([query[head] @ torch.tanh(hidden @ element + bias) for element in x])
         blocks.append(
             sum(
                 (w * e for w, e in zip(scores.softmax(0), block, strict=True)),
@@ -42,7 +44,7 @@ def one_sequence(pooling: nn.Module, x: Tensor) -> Tensor:
 
 def build(name: str) -> nn.Module:
     if name == "attention, 3 heads":
-        return AttentionPooling(6, heads=3, dtype=torch.float64)
+        return AttentionPooling(6, num_heads=3, bias=True, dtype=torch.float64)
     return POOLINGS[name](6).double()
 
 
@@ -51,7 +53,7 @@ NAMES = [*POOLINGS, "attention, 3 heads"]
 
 @pytest.mark.parametrize("trains", [True, False])
 @pytest.mark.parametrize("name", ["last", "first", "mean", "max", "logsumexp"])
-def test_infinite_elements(name: str, trains: bool) -> None:
+def test_infinite_elements(name: Any, trains: bool) -> None:
     """In evaluation, some poolings are computed element after element."""
     low, high = -torch.inf, torch.inf
     sequences = [[low], [low, low], [low, 2.0, low], [high], [1.0, high], [high, low], [2.0, 3.0]]
@@ -148,9 +150,9 @@ def test_compiles_without_a_break(name: str) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: Pooling("median"), ArgumentError, "one of last, first"),
-        (lambda: Pooling("attention"), ArgumentError, "AttentionPooling"),
-        (lambda: AttentionPooling(6, heads=4), ArgumentError, "a divisor of features, 6"),
+        (lambda: Pooling("median"), ArgumentError, "one of last, first"),  # type: ignore[arg-type]
+        (lambda: Pooling("attention"), ArgumentError, "AttentionPooling"),  # type: ignore[arg-type]
+        (lambda: AttentionPooling(6, num_heads=4), ArgumentError, "a divisor of embed_dim, 6"),
         (lambda: AttentionPooling(0), ArgumentError, "at least 1"),
         (
             lambda: AttentionPooling(6, dtype=torch.int64),
@@ -167,7 +169,7 @@ def test_compiles_without_a_break(name: str) -> None:
             ShapeError,
             "a tensor on meta",
         ),
-        (lambda: Pooling("mean")(torch.ones(2, 3, 4)), ArgumentTypeError, "from_padded"),
+        (lambda: Pooling("mean")(torch.ones(2, 3, 4)), ArgumentTypeError, "from_padded"),  # type: ignore[arg-type]
         (lambda: AttentionPooling(6)(rl.Ragged([torch.ones(2, 5)])), ShapeError, "6 features"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ class AttentionDecoder(TokenReader):
         >>> decoder(memory, targets).lengths.tolist()  # one step more than tokens, for the end
         [4, 2]
         >>> decoder.loss(memory, targets).backward()
-        >>> found = decoder.eval().search(memory, beam=3, max_length=5)
+        >>> found = decoder.eval().decode(memory, beam_size=3, max_length=5)
         >>> len(found.best())
         2
     """
@@ -103,7 +103,7 @@ class AttentionDecoder(TokenReader):
         hidden_size: int,
         cell: str | Callable[..., RecurrentLayer] = "lstm",
         *,
-        attention: str = "additive",
+        attention: Literal["additive", "dot", "location"] = "additive",
         order: Literal["luong", "bahdanau"] = "luong",
         embedding: int | None = None,
         attention_size: int | None = None,
@@ -183,6 +183,10 @@ class AttentionDecoder(TokenReader):
         """
         return self._decoded(memory, targets, hx).map(self._logits)
 
+    if TYPE_CHECKING:
+
+        def __call__(self, memory: Ragged, targets: Ragged, hx: Any = None) -> Ragged: ...  # noqa: D102
+
     @never_recorded
     def loss(self, memory: Ragged, targets: Ragged, hx: Any = None, **options: Any) -> Any:
         """Return the cross-entropy of the targets and their ends.
@@ -205,11 +209,11 @@ class AttentionDecoder(TokenReader):
             logits, logits._like(targets.concat(self._ends(targets)).values), **options
         )
 
-    def search(
+    def decode(
         self,
         memory: Ragged,
         *,
-        beam: int = 4,
+        beam_size: int = 1,
         max_length: int | Tensor,
         coverage: float = 0.0,
         hx: Any = None,
@@ -219,7 +223,7 @@ class AttentionDecoder(TokenReader):
 
         Args:
             memory: as for the call.
-            beam: as for :func:`beam_search`; 1 is the greedy search.
+            beam_size: as for :func:`beam_search`; 1 is the greedy search.
             max_length: as for :func:`beam_search`.
             coverage: the factor of the coverage penalty of Wu et al. 2016 (arXiv:1609.08144,
                 equation 14), the sum over the elements of ``log(min(their weights over all steps,
@@ -251,7 +255,13 @@ class AttentionDecoder(TokenReader):
             step = self._search_step(memory)
             state = self._start(memory, hx, coverage > 0)
             return beam_search(
-                step, starts, state, beam=beam, max_length=max_length, end=self.end, **options
+                step,
+                starts,
+                state,
+                beam_size=beam_size,
+                max_length=max_length,
+                end=self.end,
+                **options,
             )
 
     # -- a step
