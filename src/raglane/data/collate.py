@@ -74,8 +74,9 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
                                               with floats, torch's default float dtype; lists that are all empty
                                               are int64
     list of lists of bools or with floats     Ragged: a sequence of channels
-    list of lists of ints, of tensors or      :class:`~raglane.ragged.nested.Nested`: a group of sequences of any
-    arrays with a dimension; Ragged           lengths, such as a document of sentences
+    list of lists of ints, tensors or arrays  :class:`~raglane.ragged.Nested`: a group of sequences of any lengths,
+                                              such as a document of sentences
+    Ragged                                    the same
     tuple, named tuple, dict, dataclass       the same, of batches; a dataclass's ``__init__`` is not run
     ========================================  ==================================================================
 
