@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ class Agent(torch.nn.Module):
         state.
         """
         out, after = self.gru.step(observation, state, resets=starts)
-        return self.policy(out), self.value(out).squeeze(-1), cast(Tensor, after)
+        return self.policy(out), self.value(out).squeeze(-1), after
 
 
 @torch.no_grad()

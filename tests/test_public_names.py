@@ -18,7 +18,7 @@ from raglane.ragged.face.table import methods
         (
             rl,
             """Ragged Run accelerate collate import_layer cost data distributions errors explain export fit lens load nn
-            pack_weights packing plan plot quantize serve sklearn to_torch use_backend""",
+            pack_weights packing plan plot quantize serve sklearn testing to_torch use_backend""",
         ),
         (
             rl.nn,
@@ -44,6 +44,7 @@ from raglane.ragged.face.table import methods
         ),
         (rl.export, "aot_inductor copy_operators onnx"),
         (rl.serve, "Engine Stream deployment"),
+        (rl.testing, "assert_close"),
     ],
 )
 def test_modules(module: Any, names: str) -> None:

@@ -19,7 +19,19 @@ from typing import TYPE_CHECKING, Any
 import raglane._utils.forks  # noqa: F401 (watches for forks from here on)
 
 if TYPE_CHECKING:
-    from raglane import data, distributions, errors, export, lens, nn, packing, plot, serve, sklearn
+    from raglane import (
+        data,
+        distributions,
+        errors,
+        export,
+        lens,
+        nn,
+        packing,
+        plot,
+        serve,
+        sklearn,
+        testing,
+    )
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import use_backend
     from raglane.nn.recurrent.accelerate import accelerate, to_torch
@@ -57,6 +69,7 @@ __all__ = [
     "quantize",
     "serve",
     "sklearn",
+    "testing",
     "to_torch",
     "use_backend",
 ]
@@ -79,7 +92,7 @@ _HOMES = {
 }
 _MODULES = (
     *("cells", "data", "distributions", "errors", "export", "lens", "nn", "packing", "plot"),
-    *("schedules", "serve", "sklearn", "training"),
+    *("schedules", "serve", "sklearn", "testing", "training"),
 )
 
 

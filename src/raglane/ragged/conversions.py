@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -139,7 +139,7 @@ class Conversions(FlatBatch):
         lengths: Any = None,
         batch_first: bool = True,
         *,
-        padding_side: str = "right",
+        padding_side: Literal["left", "right"] = "right",
         mask: Tensor | None = None,
     ) -> Self:
         """Create a batch from the real elements of a padded tensor.

@@ -1,9 +1,14 @@
 """The operations per sequence of ``Ragged``."""
 
+# To type checkers a Ragged is a Tensor; its own attributes are declared here.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -12,13 +17,52 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_flag, check_tensor, check_whole, read_index
+from raglane._utils.messages import quote
 from raglane._utils.tracing import refuse_jit_trace
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.interop import conversion_of
 from raglane.segments.indexing import place_rows, take_rows
 
+Kind = TypeVar("Kind")
 
+
+def _explained(**fixes: str) -> Callable[[type[Kind]], type[Kind]]:
+    """Return a decorator of a class: wrong arguments of its public methods raise an
+    ArgumentTypeError with the signature, and the fix of a method.
+    """
+
+    def decorate(kind: type[Kind]) -> type[Kind]:
+        for name, method in list(vars(kind).items()):
+            if not name.startswith("_") and callable(method):
+                setattr(kind, name, _explains(method, fixes.get(name, "pass those")))
+        return kind
+
+    return decorate
+
+
+def _explains(method: Callable[..., Any], fix: str) -> Callable[..., Any]:
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # by the method, not by its call
+        passed = [*map(quote, args), *(f"{name}={quote(value)}" for name, value in kwargs.items())]
+        _, *parameters = signature(method).parameters.values()
+        plain = [each.replace(annotation=Parameter.empty) for each in parameters]
+        name, got = method.__name__, f"({', '.join(passed)})"
+        raise ArgumentTypeError(f"the arguments of {name}", got, f"{Signature(plain)}", fix)
+
+    return call
+
+
+@_explained(
+    first="index r[:, :2] for the first 2 steps, or pass empty=",
+    last="index r[:, -2:] for the last 2 steps, or pass empty=",
+    reverse="call r.flip(dims) for other dimensions",
+)
 class SequenceOperations(FlatBatch):
     """Operations per sequence, without loops over sequences. They wait for a device only where
     stated.
@@ -145,7 +189,7 @@ class SequenceOperations(FlatBatch):
             [1, 2, 5]
         """
         length = check_whole("length", length, 0, "pass how many elements to keep")
-        return self[:, :length]  # type: ignore[index]
+        return self[:, :length]  # type: ignore[return-value]
 
     def windows(self, size: int, step: int | None = None) -> Self:
         """Split every sequence into windows, each a sequence of the result, in order.

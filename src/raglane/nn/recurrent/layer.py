@@ -21,35 +21,38 @@ from raglane.ragged import Ragged
 I = TypeVar("I", Ragged, PackedSequence, Tensor)  # noqa: E741 (the kind of an input)
 
 
-class _Forward(Protocol):
+S = TypeVar("S")  # the state: a Tensor, or a tuple of them
+
+
+class Call(Protocol[S]):
     """The type of a call, by the kind of its input."""
 
     @overload
     def __call__(
         self,
         input: I,
-        hx: Any = None,
+        hx: S | None = None,
         *,
         lengths: Any = None,
         resets: Any = None,
         begins: Any = None,
-    ) -> tuple[I, Any]: ...
+    ) -> tuple[I, S]: ...
     @overload
     def __call__(
         self,
         input: I,
-        hx: Any = None,
+        hx: S | None = None,
         *,
         lengths: Any = None,
         resets: Any = None,
         begins: Any = None,
         return_output: Literal[False],
-    ) -> tuple[None, Any]: ...
+    ) -> tuple[None, S]: ...
     @overload
     def __call__(
         self,
         input: Any,
-        hx: Any = None,
+        hx: S | None = None,
         *,
         lengths: Any = None,
         resets: Any = None,
@@ -57,6 +60,14 @@ class _Forward(Protocol):
         return_output: bool = True,
         _with_states: bool = False,
     ) -> Any: ...
+
+
+class Step(Protocol[S]):
+    """The type of ``step``."""
+
+    def __call__(  # noqa: D102
+        self, x_t: Tensor, state: S | None = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, S]: ...
 
 
 class RecurrentLayer(Stack):
@@ -100,7 +111,7 @@ class RecurrentLayer(Stack):
     """
 
     if TYPE_CHECKING:
-        __call__: _Forward
+        __call__: Call[Any]
 
     def forward(
         self,
@@ -217,8 +228,8 @@ class RecurrentLayer(Stack):
         vars(self).pop("_qconfig", None)
 
     def step(
-        self, x_t: Tensor, state: State | None = None, *, resets: Tensor | None = None
-    ) -> tuple[Tensor, State]:
+        self, x_t: Tensor, state: Any = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
         """Run one step, for streams that arrive element by element.
 
         Args:
