@@ -48,7 +48,7 @@ class Ragged(nn.Module):
 
     def forward(self, texts: list[Tensor]) -> Any:
         text = rl.Ragged(texts)
-        state = None
+        state: Any = None
         losses = []
         for chunk, wanted in zip(text[:, :-1].split(4, 1), text[:, 1:].split(4, 1), strict=True):
             out, state = self.lstm(self.embedding(chunk), state)
