@@ -32,7 +32,7 @@ class Plain(nn.Module):
         scale = 1 + z.abs().sum(1, keepdim=True) / lengths[:, None]
         before = F.pad(z / scale, (1, 0))[:, :-1]
         covariates = pad_sequence(known, batch_first=True)
-        out, _ = self.lstm(torch.cat([before[..., None], rl.Ragged(known)], -1))
+        out, _ = self.lstm(torch.cat([before[..., None], covariates], -1))
         mean = self.mean(out).squeeze(-1) * scale
         deviation = F.softplus(self.deviation(out)).squeeze(-1) * scale
         loss = F.gaussian_nll_loss(mean[mask], z[mask], deviation[mask] ** 2)
