@@ -311,7 +311,11 @@ class Client:
         self._streams = _Streams(keep)
         self._connection: Any = None
         self._open = ExitStack()  # of the connection
-        self._connect(1)
+        try:
+            self._connect(1)
+        except BaseException:
+            self._open.close()
+            raise
 
     def open(self, state: State | None = None) -> ClientStream:
         """Open a stream, or continue one from the state of :meth:`ClientStream.state`."""
@@ -440,7 +444,11 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         self._change = asyncio.Event()
         self._is_open = asyncio.Event()
-        await self._connect(1)
+        try:
+            await self._connect(1)
+        except BaseException:
+            await self._open.aclose()
+            raise
         self._reader = asyncio.create_task(self._read())
         return self
 

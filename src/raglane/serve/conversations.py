@@ -10,8 +10,16 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
 from raglane._utils.messages import quote, quote_all, shorten
-from raglane.errors import ArgumentError, ArgumentTypeError, ClosedError, RaglaneError
+from raglane.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    RaglaneError,
+    ShapeError,
+)
 from raglane.serve.live import Clients, RefusedError, code_of, decoded, encoded
 from raglane.serve.rounds import Form, Lane
 from raglane.serve.served import Served, to_json
@@ -22,6 +30,7 @@ RECORD = struct.Struct("<II")
 """Before the frames of a stream in a binary message for many: the stream, and their number."""
 
 _LONGEST_REASON = 120  # bytes of the reason in a close frame, of 123
+_PCM = 32768.0  # the amplitude 1 in int16
 _MOST_TODO = 64  # messages of a stream that wait for results of earlier ones
 _MOST_NUMBER = 2**32 - 1  # of a stream
 _ONE = ("frames", "reset", "state", "end")  # the messages in JSON of one stream
@@ -44,8 +53,17 @@ class Link(Protocol):
 class Conversation:
     """The base of conversations with one and with many streams."""
 
-    def __init__(self, link: Link, served: Served, form: Form, clients: Clients, client: str):
+    def __init__(
+        self,
+        link: Link,
+        served: Served,
+        form: Form,
+        samples: np.dtype[Any] | None,
+        clients: Clients,
+        client: str,
+    ):
         self.form = form
+        self._samples = samples  # of binary messages, in chunks of any size; None for whole frames
         self.can_write = True
         self._link = link
         self._served = served
@@ -130,6 +148,12 @@ class Conversation:
         """Act on a message for a lane all of whose frames are answered."""
         raise NotImplementedError
 
+    @staticmethod
+    def _restart(lane: Lane) -> None:
+        lane.stream.reset()
+        lane.rest = b""
+        lane.begin()
+
     def _open(self, number: int = 0, state: bytes | None = None) -> Lane:
         self._clients.enter(self._client)
         try:
@@ -154,6 +178,27 @@ class Conversation:
         """Return the number of accepted frames that will have no results, unless it is 0."""
         count = sum(lane.at - lane.answered for lane in lanes)
         return {"dropped": count} if count else {}
+
+    def _rows(self, lane: Lane, content: Any) -> Any:
+        """Return the frames of a message that the engine accepts, ``(n, width)``; raise if it does
+        not. Samples that are no whole frame yet are kept.
+        """
+        samples = self._samples
+        if samples is None or isinstance(content, list | str):
+            return self._served.rows(content)
+        if len(content) % samples.itemsize:
+            got = f"{len(content)} bytes"
+            rule = f"whole samples of {samples.itemsize} bytes, {samples.name} in little endian"
+            raise ShapeError("samples", got, rule, "send whole samples")
+        data = lane.rest + content
+        size = samples.itemsize * self._served.streams.accepts.width
+        end = len(data) // size * size
+        values = np.frombuffer(data[:end], samples).astype(np.float32)
+        if samples.kind == "i":
+            values /= _PCM
+        rows = self._served.rows(values.tobytes())
+        lane.rest = data[end:]
+        return rows
 
     def _arrive(self, lane: Lane, rows: Any) -> None:
         """Pass frames on, after the messages before them."""
@@ -222,7 +267,7 @@ class One(Conversation):
 
     def _push(self, content: Any) -> None:
         try:
-            rows = self._served.rows(content)
+            rows = self._rows(self._lane, content)
         except (ArgumentError, ArgumentTypeError) as error:
             self._send({"error": str(error), "at": self._lane.at})
             return
@@ -245,12 +290,12 @@ class One(Conversation):
         if key == "end":
             self._close(1000, "end")
         elif key == "reset":
-            lane.stream.reset()
-            lane.begin()
+            self._restart(lane)
             self._send({"reset": True})
         elif value is True:
             self._send({"state": encoded(lane.stream), "at": lane.at})
         else:
+            lane.rest = b""
             self._rounds.restore(lane, decoded(value), at)
             self._send({"restored": True, **({"at": at} if at else {})})
 
@@ -298,7 +343,8 @@ class Many(Conversation):
 
     def _frames(self, content: bytes) -> None:
         """Read records: the stream, the number of its frames, and the frames."""
-        size = self._served.frame_bytes
+        samples = self._samples
+        size = self._served.frame_bytes if samples is None else samples.itemsize
         end = len(content)
         at = 0
         view = memoryview(content)
@@ -319,7 +365,7 @@ class Many(Conversation):
                 self._send({"stream": number, "error": error, "dropped": count})
             else:
                 try:
-                    self._arrive(lane, self._served.rows(view[at:stop]))
+                    self._arrive(lane, self._rows(lane, bytes(view[at:stop])))
                 except (ArgumentError, ArgumentTypeError) as error:
                     self._send(
                         {"stream": number, "error": str(error), "at": lane.at, "dropped": count}
@@ -366,8 +412,7 @@ class Many(Conversation):
             self._forget(lane)
             self._send({"stream": number, "closed": True, "at": lane.at})
         elif key == "reset":
-            lane.stream.reset()
-            lane.begin()
+            self._restart(lane)
             self._send({"stream": number, "reset": True})
         else:
             self._send({"stream": number, "state": encoded(lane.stream), "at": lane.at})

@@ -69,6 +69,7 @@ class Lane:
         "number",
         "owner",
         "parts",
+        "rest",
         "stream",
         "todo",
         "waiting",
@@ -83,6 +84,7 @@ class Lane:
         self.is_listed = False
         self.at = 0  # the number of frames that were accepted
         self.answered = 0
+        self.rest = b""  # samples that are no whole frame yet
         self.todo = deque[Any]()  # messages that wait for the results of earlier ones
 
     @property
