@@ -32,9 +32,17 @@ from raglane._utils.checks import check_count, check_real
 from raglane._utils.messages import message, quote, quote_all
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.report.page import render
-from raglane.serve.conversations import Conversation, Link, Many, One, error_text
+from raglane.serve.conversations import Conversation, Link, One
+from raglane.serve.gateways import Many
 from raglane.serve.hosts import Hosts, check_names, is_same_site
-from raglane.serve.live import Clients, RefusedError, Sequences, live, status_of
+from raglane.serve.live import (
+    Clients,
+    RefusedError,
+    Sequences,
+    error_text,
+    live,
+    status_of,
+)
 from raglane.serve.relay import relay
 from raglane.serve.served import Served, to_json
 from raglane.serve.wire import PING_EVERY, Socket
@@ -302,6 +310,9 @@ class Server:
                     served.expire()
                 except Exception:
                     log.exception("an idle stream could not be closed")
+            for talk in [*self.clients.conversations]:
+                if talk.idle is not None:
+                    talk.expire(talk.idle)
             now = time.monotonic()
             if now - pinged > PING_EVERY:
                 pinged = now

@@ -20,7 +20,7 @@ from raglane.serve.engine import Engine
 from raglane.serve.queues import Integers
 from raglane.serve.streams import Stream
 
-SPACING = 0.002
+SPACING = 0.004
 """The least seconds between two rounds: frames that arrive within it share a step. The first frame
 after a pause does not wait.
 """
