@@ -120,20 +120,21 @@ def prepare(
 
 def _check_arguments(model: nn.Module) -> None:
     """Raise for a model whose forward takes its state as an argument, as exported detectors do."""
-    with suppress(TypeError, ValueError):
+    parameters = []
+    with suppress(TypeError, ValueError):  # a forward without a signature
         parameters = [
             name
             for name, parameter in inspect.signature(model.forward).parameters.items()
             if parameter.default is parameter.empty
             and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
         ]
-        if len(parameters) > 1:
-            got = f"a {type(model).__name__} whose forward takes {quote_all(parameters)}"
-            fix = (
-                "write a cell with input_size, hidden_size, initial_state(batch_size) and step(x, state) "
-                "that calls it on one frame of each sequence, and pass rl.nn.Recurrent(cell)"
-            )
-            raise _refused(got, fix)
+    if len(parameters) > 1:
+        got = f"a {type(model).__name__} whose forward takes {quote_all(parameters)}"
+        fix = (
+            "write a cell with input_size, hidden_size, initial_state(batch_size) and step(x, state) "
+            "that calls it on one frame of each sequence, and pass rl.nn.Recurrent(cell)"
+        )
+        raise _refused(got, fix)
 
 
 def _answers_in_int8(module: nn.Module) -> bool:
