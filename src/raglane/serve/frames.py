@@ -233,7 +233,7 @@ class _RunFrames(Frames):
         self._preprocessor = saved.preprocessor
         # run.predict raises for infinite numbers too. They would make the rest of the stream NaN.
         super().__init__(
-            prepared, passes_nan or self._preprocessor.missing != "error", passes_infinite=False
+            prepared, passes_nan or self._preprocessor.missing != "raise", passes_infinite=False
         )
         preprocessor = self._preprocessor
         self.names = (

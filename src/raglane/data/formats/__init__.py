@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePath
 
 from raglane._utils.checks import check_choice
 from raglane._utils.files import as_path, check_file
 from raglane._utils.messages import count_of, printable, shorten
-from raglane.data.formats import conll, csv, ipc, jsonl, npz, others, text, ts
+from raglane.data.formats import arff, conll, csv, folder, ipc, jsonl, npz, others, sheet, text, ts
 from raglane.data.formats.base import Format, open_error, suffix_of, unused_notes
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
-from raglane.data.records import ROLES, Columns, Records, note_empty
+from raglane.data.records import ROLES, Columns, Records, RoleNotes, note_empty
 
 __all__ = ["FORMATS", "Format", "by_suffix", "pick", "read"]
 
@@ -27,9 +28,11 @@ FORMATS: dict[str, Format] = {
     "csv": Format(
         "csv", (".csv", ".tsv", ".psv", ".tab", ".dat", ".data"), csv.read, csv.pieces, ROLES
     ),
+    "arff": Format("arff", (".arff",), arff.read, arff.pieces, ROLES),
+    "xlsx": Format("xlsx", (".xlsx", ".xlsm"), sheet.read, sheet.pieces, ROLES),
     "conll": Format("conll", conll.SUFFIXES, conll.read, conll.pieces, conll.ROLES),
     "text": Format("text", (".txt",), text.read, text.pieces),
-    "folder": Format("folder", (), text.read_folder, text.folder_pieces),
+    "folder": Format("folder", (), folder.read, folder.pieces, ROLES),
 }
 
 # The maximum length of a note in characters.
@@ -41,7 +44,7 @@ def read(
     columns: Columns | None = None,
     format: str | None = None,
     *,
-    on_bad_row: str = "fail",
+    on_bad_row: str = "raise",
 ) -> Records:
     """Read a file or a folder as records."""
     path = as_path(path)
@@ -61,7 +64,12 @@ def read(
         notes.append(f"{count_of(repeated, 'sequence')} {verb} the id of another one")
     if columns.task == "classify" and (note := note_empty(records)):
         notes.append(note)
-    return replace(records, notes=tuple(shorten(printable(note), _NOTE) for note in notes))
+    roles = RoleNotes(*map(_printed, records.roles))
+    return replace(records, notes=_printed(notes), roles=roles)
+
+
+def _printed(notes: Iterable[str]) -> tuple[str, ...]:
+    return tuple(shorten(printable(note), _NOTE) for note in notes)
 
 
 def pick(path: Path, format: str | None = None) -> Format:

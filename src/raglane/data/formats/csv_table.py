@@ -20,6 +20,7 @@ from raglane.data.formats.base import (
     columns_argument,
     data_error,
     empty_label,
+    refused,
 )
 from raglane.data.formats.grouping import (
     MISSING_WORDS,
@@ -35,11 +36,12 @@ from raglane.data.records import (
     Columns,
     Feature,
     Records,
+    RoleNotes,
     Targets,
     as_float32,
     place_of,
 )
-from raglane.data.roles import Facts, Roles
+from raglane.data.roles import Facts, Refusal, Roles
 from raglane.data.roles.rules import NO_TIME, ROLE_NAMES, TIME_NAMES, option
 from raglane.data.typed import Bools, Column, Integers, Written
 from raglane.errors import UnfitColumnError
@@ -101,10 +103,14 @@ def records_of_rows(
         if targets is None or not targets.ordered
         else columns.label_split or "characters",
     )
+    about = (*notes, *feature_notes)
+    if columns.wants_labels and columns.label is not None:
+        about = (f"label column: {quote(columns.label)} (named)", *about)
     notes = (*filter(None, [roles.time_note]), *table.notes, *notes, *feature_notes)
-    return Records(
+    records = Records(
         values, table.offsets, table.ids, classes, tags, channels, path, notes, used, targets, more
     )
+    return replace(records, roles=RoleNotes(roles.notes, about))
 
 
 def _choose_label(
@@ -227,9 +233,12 @@ def _features(
     """
     if not names:
         fix = f"add one, or name it with {columns_argument('features')}"
-        raise data_error(
-            table.path, "no feature column", "a file with at least one feature column", fix
-        )
+        rule = "a file with at least one feature column"
+        fixes = {}
+        if columns.task != "forecast":
+            fix = f"{fix}; without labels, pass {argument('task', 'forecast')}"
+            fixes = {"task": "forecast"}
+        raise refused(table.path, Refusal("no feature column", rule, fix, fixes))
     numbers: dict[str, npt.NDArray[np.float32]] = {}
     words: list[str] = []
     for name in names:

@@ -218,7 +218,8 @@ def _wide_rows(
     records = records_of_rows(path, long, asked, inner, rows + first)
     used = replace(records.columns, features=named, time=columns.time, id=columns.id, wide=True)
     notes = (*filter(None, [roles.id_note]), roles.note, *short, *records.notes)
-    return replace(records, notes=notes, columns=used)
+    about = records.roles._replace(rows=roles.notes)
+    return replace(records, notes=notes, columns=used, roles=about)
 
 
 def _with_ends(column: Column) -> Column:

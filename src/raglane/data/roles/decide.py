@@ -59,8 +59,11 @@ class Roles:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes, each one line."""
-        return tuple(filter(None, (self.id_note, self.note, self.time_note)))
+        """What the rows are, each one line."""
+        ids = self.id_note
+        if self.id and not ids:
+            ids = f"id column: {', '.join(map(quote, self.id))} (named)"
+        return tuple(filter(None, (ids, self.note, self.time_note)))
 
 
 def decide(facts: Facts, columns: Columns) -> Roles | Refusal:

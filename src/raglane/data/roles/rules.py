@@ -199,7 +199,8 @@ def _no_id(facts: Facts, columns: Columns) -> Refusal:  # noqa: ARG001
     rule = f"a file with a column of ids, called {', '.join(ROW_ID_NAMES)}"
     texts = f"if each row is a text, name its column with {option('sequence')}"
     series = f"if all rows are one series, pass {option('task', 'forecast')}"
-    return Refusal(got, rule, f"name it with {option('id')}; {texts}; {series}")
+    fix = f"name it with {option('id')}; {texts}; {series}"
+    return Refusal(got, rule, fix, {"task": "forecast"})
 
 
 ID = (
