@@ -87,7 +87,7 @@ def module_of(name: str) -> nn.Module:
     kind = getattr(nn, name)
     if name in ARGUMENTS:
         return kind(*ARGUMENTS[name])
-    if name.startswith("Lazy") and "Norm" in name or name.startswith(("Upsampl",)):
+    if (name.startswith("Lazy") and "Norm" in name) or name.startswith(("Upsampl",)):
         return kind() if "Norm" in name else kind(scale_factor=2)
     for part, arguments in KINDS.items():
         if part in name:
@@ -119,10 +119,8 @@ def inputs_of(name: str, module: nn.Module) -> list[Tensor]:
 
 def alone(module: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
     """Return the results of the module for each sequence alone, without the batch."""
-    results = []
-    for pieces in zip(*(each.split(LENGTHS) for each in inputs), strict=True):
-        results.append(module(*(piece[None] for piece in pieces))[0])
-    return results
+    pieces = zip(*(each.split(LENGTHS) for each in inputs), strict=True)
+    return [module(*(piece[None] for piece in rows))[0] for rows in pieces]
 
 
 @pytest.mark.parametrize("name", NAMES)
