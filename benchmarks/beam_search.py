@@ -60,7 +60,7 @@ class Ragged:
         }
         starts = torch.zeros(count, dtype=torch.int64)
         options: dict[str, Any] = {
-            "beam": beam,
+            "beam_size": beam,
             "max_length": self.targets.lengths + 8,
             "rows": rows,
         }

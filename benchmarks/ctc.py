@@ -177,7 +177,7 @@ def compare(
         texts = np.random.default_rng(1).integers(1, classes, (500, 30)).tolist()
         ngram = rl.nn.NGram(texts, classes, order=2)
         write_arpa(ngram, arpa)
-    search = rl.nn.CTCBeamSearch(beam=beam, scorer=ngram, scorer_weight=0.5)
+    search = rl.nn.CTCBeamSearch(beam_size=beam, scorer=ngram, scorer_weight=0.5)
     torch.set_num_threads(1)
     ragged = rl.Ragged([torch.from_numpy(rows) for rows in batch])
     for peer in PEERS[: 1 if grams else None]:
@@ -203,7 +203,7 @@ def compare(
                 seconds, theirs = json.loads(other.stdout.readline())
                 times[peer].append(seconds)
                 begun = time.process_time()
-                found = search(ragged)[0]
+                found = search(ragged)
                 times["own"].append(time.process_time() - begun)
             other.stdin.close()
         own, other_scores = (

@@ -1,13 +1,14 @@
-"""Live streams (``raglane.serve``): steps against ONNX Runtime and torch, real-time clients,
-memory, and bits.
+"""Live streams: ``raglane serve`` with clients in another process, and the engine alone against
+ONNX Runtime and torch.
 
-    python benchmarks/serving.py times --threads 1 > benchmarks/results/serving.md python
-    benchmarks/serving.py times clients memory churn bits --threads 2 >>
-    benchmarks/results/serving.md
+    python benchmarks/serving.py server long reconnections > benchmarks/results/serving.md
+    python benchmarks/serving.py times memory churn bits --threads 1 >> benchmarks/results/serving.md
 
-The voice model is the detector of examples/voice_activity.py: 16 kHz, frames of 512 samples, 0.68
-million multiply-adds. With one thread the process is pinned to one processor. A time includes
-giving the frames and reading the answers. ``times`` requires ``pip install '.[bench]' onnxscript``.
+``server`` starts the command on one processor and drives it over sockets from another one; a row
+does not count if the clients took more than 70 % of theirs. ``times`` is of the engine in one
+process: giving frames, a step, and reading answers, without a socket. The voice model is the
+detector of examples/voice_activity.py: 16 kHz, frames of 512 samples, 0.68 million multiply-adds.
+``times`` and the peer of ``server`` require ``pip install '.[bench]' onnxscript fastapi``.
 """
 
 from __future__ import annotations
@@ -17,30 +18,24 @@ import gc
 import os
 import socket
 import statistics
-import sys
 import tempfile
 import time
-from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from harness.serving import HEAD, echoed, make, most_clients, ours, peer, trial
 from harness.timing import interleave
 from torch import Tensor, nn
+from voice_activity import CONTEXT, FRAME, Detector
 
 import raglane as rl
 from raglane.planner.machine import cpu_name
-from raglane.serve import Engine, Stream
+from raglane.serve import Client, Engine, Stream
 
-sys.path.append(str(Path(__file__).parents[1] / "examples"))
-from voice_activity import CONTEXT, FRAME, Detector
-
-PERIOD = FRAME / 16_000  # seconds from frame to frame
 COUNTS = (1, 64, 1000)
 STATES = (CONTEXT, 128, 128)
 
@@ -62,32 +57,29 @@ class Plain(nn.Module):
         return self.head(out[0].relu()), context, h[0], c[0]
 
 
+def export(model: Detector, path: Path) -> None:
+    """Write the step as a file of ONNX."""
+    given = tuple(torch.randn(2, size) for size in (FRAME, *STATES))
+    batch = torch.export.Dim("batch")
+    names = ["samples", "context", "h", "c"]
+    axes: Any = {name: {0: batch} for name in names}
+    torch.onnx.export(
+        Plain(model).eval(), given, path, input_names=names, dynamic_shapes=axes, dynamo=True
+    )
+
+
 def onnx_session(model: Detector, threads: int) -> Any:
     """Return the step as a session of ONNX Runtime."""
     import onnxruntime
 
-    given = tuple(torch.randn(2, size) for size in (FRAME, *STATES))
-    batch = torch.export.Dim("batch")
     with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder, "model.onnx"))
-        names = ["samples", "context", "h", "c"]
-        axes: Any = {name: {0: batch} for name in names}
-        torch.onnx.export(
-            Plain(model).eval(),
-            given,
-            path,
-            input_names=names,
-            dynamic_shapes=axes,
-            dynamo=True,
-            verbose=False,
-        )
+        path = Path(folder, "model.onnx")
+        export(model, path)
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads, options.log_severity_level = (
-            threads,
-            1,
-            4,
-        )
-        return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 class Ways:
@@ -209,130 +201,76 @@ def times(threads: int) -> None:
             )
 
 
-# ---- real-time clients ---------------------------------------------------------------------------
+# ---- a server and its clients ----------------------------------------------------------------
 
 
-# A frame that a client sends; the answer is its stream.
-RECORD = np.dtype([("stream", np.int32), ("frame", np.float32, FRAME)])
-MOST = 256  # records that are read, or sent, at a time
+def server(processors: tuple[int, int]) -> None:
+    """Measure ``raglane serve`` on one processor with clients on another one."""
+    near, far = processors
+    print(f"The server on processor {near}, its clients on {far}; a frame of each per 32 ms.\n")
+    print(HEAD, flush=True)
+    print(echoed(200, 10, processors).text("echo"), flush=True)
+    with ours(near) as served:
+        print(trial(served, 200, 1, 10, far).text("ours"), flush=True)
+        print(trial(served, 600, 100, 10, far).text("ours"), flush=True)
+        most_clients("ours, most", served, [700, 600, 500, 400, 300, 200], 1, far)
+        many = [1400, 1200, 1000, 800, 600]
+        most_clients("ours, most", served, many, 100, far)
+    with peer(near, lambda path: export(make(), path)) as other:
+        fewer = [200, 160, 130, 100, 80, 60, 40]
+        most_clients("FastAPI, ONNX Runtime", other, fewer, 1, far, compares=False)
 
 
-def serve(connection: socket.socket, streams: list[Stream], engine: Engine) -> tuple[int, int]:
-    """Serve the clients of another process until it sends no more; return ready streams, and those
-    taken.
-    """
-    memory = bytearray(MOST * RECORD.itemsize)
-    of, taken, held = 0, 0, 0
-    while count := connection.recv_into(memoryview(memory)[held:]):
-        held += count
-        records = np.frombuffer(memory, RECORD, held // RECORD.itemsize)
-        if not len(records):
-            continue
-        # A stream may have sent several frames.
-        groups, left = [], np.arange(len(records))
-        while len(left):
-            first = np.unique(records["stream"][left], return_index=True)[1]
-            groups.append([streams[place] for place in records["stream"][left[first]].tolist()])
-            engine.push(groups[-1], records["frame"][left[first]])
-            left = np.delete(left, first)
-        of += len(groups[0])
-        taken += engine.step()
-        for group in groups:
-            engine.pull(group)
-        connection.sendall(records["stream"].tobytes())
-        whole = len(records) * RECORD.itemsize
-        memory[: held - whole] = memory[whole:held]
-        held -= whole
-    return of, taken
+def long_run(processors: tuple[int, int], seconds: float, count: int, per_socket: int) -> None:
+    """Measure a server for long, with its memory."""
+    near, far = processors
+    print(HEAD, flush=True)
+    with ours(near) as served:
+        row = trial(served, count, per_socket, seconds, far)
+        print(row.text("ours"))
+        memory = ", ".join(f"{size / 2**20:.0f}" for size in row.memory)
+        print(f"\nResident memory of the server over time, MB: {memory}\n", flush=True)
 
 
-def clients(connection: socket.socket, pipe: Any, count: int, seconds: float) -> None:
-    """Push a frame of each client every 32 ms; send the latencies, the late ones and the time of
-    the processor.
-    """
-    rng = np.random.default_rng(0)
-    records = np.zeros(MOST, RECORD)
-    records["frame"] = rng.standard_normal((MOST, FRAME), np.float32)
-    due = time.perf_counter() + 0.1 + rng.random(count) * PERIOD
-    end = due.min() + seconds
-    waiting: list[deque[float]] = [deque() for _ in range(count)]
-    latencies: list[float] = []
-    busy, left = time.process_time(), 0
-    while (now := time.perf_counter()) < end or left:
-        places = np.flatnonzero(due <= now)[:MOST] if now < end else np.empty(0, np.int64)
-        if len(places):
-            # From the time at which the frame is pushed.
-            for place in places.tolist():
-                waiting[place].append(now)
-            due[places] += PERIOD
-            records["stream"][: len(places)] = places
-            connection.setblocking(True)
-            connection.sendall(records[: len(places)])
-            left += len(places)
-        # Coarser ticks cost clients less time of the processor.
-        connection.settimeout(max(0.0005, due.min() - time.perf_counter()) if now < end else 1.0)
-        with suppress(TimeoutError):
-            answers = np.frombuffer(connection.recv(4 * MOST), np.int32).tolist()
-            now = time.perf_counter()
-            latencies += [now - waiting[place].popleft() for place in answers]
-            left -= len(answers)
-    connection.close()
-    own = np.array(latencies)
-    late = int((own > PERIOD).sum())
-    facts = (
-        len(own),
-        float(np.percentile(own, 50)),
-        float(np.percentile(own, 99)),
-        float(own.max()),
-        late,
-    )
-    pipe.send((*facts, time.process_time() - busy))
-
-
-def trial(model: Detector, count: int, seconds: float, threads: int) -> tuple[Any, ...]:
-    """Return the facts of the clients, the server's time of a processor, the streams and the share
-    of a step.
-    """
-    engine = Engine(model, slots=count, features=FRAME, threads=threads)
-    streams = [engine.open() for _ in range(count)]
-    facts, sent = get_context("spawn").Pipe(duplex=False)
-    ours, theirs = socket.socketpair()
-    process = get_context("spawn").Process(target=clients, args=(theirs, sent, count, seconds))
-    process.start()
-    theirs.close()
-    busy = time.process_time()
-    of, taken = serve(ours, streams, engine)
-    busy = time.process_time() - busy
-    found = facts.recv()
-    process.join()
-    stats = engine.stats()
-    return (*found, busy, stats["frames"] / stats["steps"], taken / of, stats["step_ms"]["p50"])
-
-
-def real_time(threads: int, seconds: float) -> None:
-    model = Detector().eval()
-    ways = Ways(model, 200, threads, None)
-    ways.ours()
-    count = int(PERIOD / (statistics.median(interleave({"ours": ways.ours}, 5)["ours"]) / 200))
-    print(
-        f"Real-time clients in another process, a frame per 32 ms each, {threads} threads of the engine.\n"
-    )
-    columns = "clients | seconds | p50, ms | p99, ms | most, ms | late | CPU of the server | of the clients"
-    columns += " | streams/step | share of the ready | step, ms"
-    print(f"| {columns} |\n| {' | '.join(['---'] * 11)} |")
-
-    def row(count: int, seconds: float) -> float:
-        sent, middle, high, most, late, theirs, busy, size, share, step = trial(
-            model, count, seconds, threads
-        )
-        figures = " | ".join(f"{1e3 * each:.1f}" for each in (middle, high, most))
-        shares = f"{late} of {sent} | {busy / seconds:.2f} | {theirs / seconds:.2f} | {size:.1f} | {share:.2f}"
-        print(f"| {count} | {seconds:g} | {figures} | {shares} | {step:.2f} |", flush=True)
-        return float(high)
-
-    while row(count, 3) > PERIOD and count > 10:
-        count = int(0.9 * count)
-    row(int(0.8 * count), seconds)
+def reconnections(frames: int, seed: int) -> None:
+    """Compare what clients receive, whose connections are lost now and then, with offline."""
+    cpus = sorted(os.sched_getaffinity(0))
+    rng = np.random.default_rng(seed)
+    engine = Engine(make(), slots=1, features=FRAME)
+    off = seen = lost = 0
+    with ours(cpus[0]) as served:
+        address = f"http://127.0.0.1:{served.port}"
+        while seen < frames:
+            calls = [
+                rng.standard_normal((int(rng.integers(0, 400)), FRAME), np.float32)
+                for _ in range(100)
+            ]
+            with Client(address, keep=64) as client:
+                streams = [client.open() for _ in calls]
+                at = [0] * len(calls)
+                found: list[list[Any]] = [[] for _ in calls]
+                while any(begin < len(call) for begin, call in zip(at, calls, strict=True)):
+                    if rng.random() < 0.1:
+                        client._connection.socket.shutdown(socket.SHUT_RDWR)
+                        lost += 1
+                    places = rng.permutation(len(streams)).tolist()
+                    for place in places:
+                        count = int(rng.integers(0, 12))
+                        part = calls[place][at[place] : at[place] + count]
+                        at[place] += len(part)
+                        streams[place].push(part)
+                    for place in places:
+                        if sum(map(len, found[place])) < at[place]:
+                            found[place].append(streams[place].pull())
+                for place, stream in enumerate(streams):
+                    while sum(map(len, found[place])) < len(calls[place]):
+                        found[place].append(stream.pull())
+            for call, parts in zip(calls, found, strict=True):
+                whole = engine.run(rl.Ragged([torch.from_numpy(call)])).values.numpy()
+                answers = np.concatenate([np.zeros((0, 1), np.float32), *parts])
+                off += int((whole != answers).sum())
+                seen += len(whole)
+    print(f"Through the socket: {off} of {seen} frames differ in any bit, {lost} reconnections.\n")
 
 
 # ---- memory, time to open, bits ------------------------------------------------------------------
@@ -438,13 +376,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ("times", "clients", "memory", "churn", "bits")
+    parts = ("times", "server", "long", "reconnections", "memory", "churn", "bits")
     parser.add_argument("parts", nargs="+", choices=parts, help="the measurements")
     parser.add_argument(
         "--threads", type=int, default=1, help="threads; 1 pins the process (default: 1)"
     )
+    parser.add_argument("--seconds", type=float, default=600, help="of the long run (default: 600)")
+    parser.add_argument("--clients", type=int, default=160, help="of the long run (default: 160)")
     parser.add_argument(
-        "--seconds", type=float, default=10, help="of real-time clients at 80 %% (default: 10)"
+        "--per-socket", type=int, default=1, help="streams of its connections (default: 1)"
     )
     parser.add_argument(
         "--streams", type=float, default=1e6, help="opened and closed (default: 1e6)"
@@ -456,12 +396,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
-    if options.threads == 1 and "clients" not in options.parts:
-        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    cpus = sorted(os.sched_getaffinity(0))
+    if options.threads == 1 and not {"server", "long", "reconnections"} & {*options.parts}:
+        os.sched_setaffinity(0, {cpus[-1]})
     print(f"# Live streams\n\n{cpu_name()}, torch {torch.__version__}, {options.threads} threads\n")
     run: dict[str, Callable[[], None]] = {
         "times": partial(times, options.threads),
-        "clients": partial(real_time, options.threads, options.seconds),
+        "server": partial(server, (cpus[0], cpus[-1])),
+        "long": partial(
+            long_run, (cpus[0], cpus[-1]), options.seconds, options.clients, options.per_socket
+        ),
+        "reconnections": partial(reconnections, int(options.frames), options.seed),
         "memory": memory,
         "churn": partial(churn, int(options.streams)),
         "bits": partial(bits, options.threads, int(options.frames), options.seed),

@@ -37,7 +37,7 @@ class SpeakerClassifier(torch.nn.Module):
         batch.
         """
         out, state = self.gru(recordings)
-        return cast(Tensor, self.head(self.gru.summary(out, state)))
+        return cast(Tensor, self.head(self.gru.final(out, state)))
 
 
 def train(data: rl.data.Dataset, model: SpeakerClassifier, epochs: int) -> None:

@@ -44,8 +44,8 @@ class NameClassifier(torch.nn.Module):
         """Map a ragged batch of characters ``(N,)`` to logits ``(B, languages)``."""
         out, state = self.gru(self.embed(names))
         # Not out.last(): there the backward direction has read only the last character.
-        summary = self.gru.summary(out, state)
-        return cast(Tensor, self.head(self.dropout(summary)))
+        final = self.gru.final(out, state)
+        return cast(Tensor, self.head(self.dropout(final)))
 
 
 def read_pairs(path: str) -> list[tuple[str, str]]:
@@ -70,9 +70,7 @@ def make_samples(
 def train(data: list[Sample], model: NameClassifier, epochs: int, seed: int) -> None:
     """Train with Adam on batches of 32 names of similar lengths."""
     lengths = [len(name) for name, _ in data]
-    batches = rl.data.BatchSampler(
-        lengths, rl.data.BatchLimit(sequences=32), rl.data.EpochOrder.grouped(), seed=seed
-    )
+    batches = rl.data.BatchSampler(lengths, batch_size=32, bucket=True, seed=seed)
     loader: DataLoader[Sample] = DataLoader(
         cast(Dataset[Sample], data), batch_sampler=batches, collate_fn=rl.collate
     )

@@ -63,7 +63,7 @@ class Writer(nn.Module):
     @torch.no_grad()
     def write(self, sources: Sequence[Tensor], most: int) -> list[Tensor]:
         """Return the most likely token at each step."""
-        return list(self.decoder.search(self.memory(sources), beam=1, max_length=most).best())
+        return list(self.decoder.decode(self.memory(sources), max_length=most).best())
 
 
 class PaddedWriter(nn.Module):

@@ -127,7 +127,9 @@ RIGHT: dict[str, Call] = {
     "Ragged, operators": lambda v, n: ragged(v, n) * 2 + ragged(v, n).exp(),
     "Ragged.with_values": lambda v, n: ragged(v, n).with_values(v * 2),
     "Ragged.to": method("to", torch.float64),
-    "Ragged.from_flat": lambda v, n: rl.Ragged.from_flat(v, nn.functional.pad(n.cumsum(0), (1, 0))),
+    "Ragged.from_flat": lambda v, n: rl.Ragged.from_flat(
+        v, offsets=nn.functional.pad(n.cumsum(0), (1, 0))
+    ),
     "Ragged.from_padded, mask": lambda v, n: rl.Ragged.from_padded(
         padded(v, n), mask=torch.arange(6) < n[:, None]
     ),
@@ -139,7 +141,7 @@ RIGHT: dict[str, Call] = {
     },
     "rl.nn.AttentionPooling": layer("AttentionPooling", FEATURES, 2),
     "rl.nn.AttentionPooling, eval": lambda v, n: POOLING.weights(ragged(v, n)),  # type: ignore[operator]
-    "rl.nn.LSTM.summary": lambda v, n: LSTM.summary(None, (n.view(1, -1, 1) * v[:1, :2],) * 2),  # type: ignore[operator]
+    "rl.nn.LSTM.final": lambda v, n: LSTM.final(None, (n.view(1, -1, 1) * v[:1, :2],) * 2),  # type: ignore[operator]
     "rl.nn.losses.cross_entropy": loss("cross_entropy", tags),
     "rl.nn.losses.nll_loss": loss("nll_loss", tags),
     "rl.nn.losses.binary_cross_entropy_with_logits": loss(
@@ -158,7 +160,6 @@ RIGHT: dict[str, Call] = {
     "rl.nn.ctc_loss": lambda v, n: rl.nn.ctc_loss(
         ragged(v.log_softmax(1), n), targets(n), zero_infinity=True
     ),
-    "rl.nn.carry": lambda v, n: rl.nn.carry(LSTM, ragged(v, n), None, n > -1),  # type: ignore[arg-type]
 }
 
 REFUSED: dict[str, Call] = {
@@ -173,6 +174,9 @@ REFUSED: dict[str, Call] = {
         f"Ragged.{name}": method(name)
         for name in "mask to_list to_padded to_packed to_nested to_transformers to_numpy".split()
     },
+    "Ragged.split_at": lambda v, n: ragged(v, n).split_at(ragged(v[:, 0] > 0, n)),
+    "Ragged.steps": lambda v, n: [x_t for _, x_t in ragged(v, n).steps()],
+    "Ragged.from_steps": lambda v, _: rl.Ragged.from_steps([v[:2], v[:2]]),
     "Ragged.to_arrow": method("to_arrow"),
     "Ragged.max_length": attribute("max_length"),
     "Ragged.density": attribute("density"),
@@ -207,23 +211,24 @@ REFUSED: dict[str, Call] = {
     "rl.nn.ctc_align": lambda v, n: (
         rl.nn.ctc_align(ragged(v.log_softmax(1), n), ragged(tags(v)[:0], n * 0)).scores
     ),
+    "rl.nn.ctc_greedy_search": lambda v, n: rl.nn.ctc_greedy_search(ragged(v, n)),
     "rl.nn.CTCBeamSearch": lambda v, n: rl.nn.CTCBeamSearch()(ragged(v.log_softmax(1), n)),
     "rl.nn.rnnt_loss": lambda v, n: rl.nn.rnnt_loss(
         ragged(v.repeat_interleave(2, 0), n * 2), None, targets(n)
     ),
     "rl.nn.Transducer": lambda v, n: TRANSDUCER(ragged(v, n), targets(n)),
-    "rl.nn.Transducer.greedy": lambda v, n: TRANSDUCER.greedy(ragged(v, n)),  # type: ignore[operator]
-    "rl.nn.Transducer.search": lambda v, n: TRANSDUCER.search(ragged(v, n), beam=2, max_length=3),  # type: ignore[operator]
+    "rl.nn.Transducer.loss": lambda v, n: TRANSDUCER.loss(ragged(v, n), targets(n)),  # type: ignore[operator]
+    "rl.nn.Transducer.decode": lambda v, n: TRANSDUCER.decode(ragged(v, n)),  # type: ignore[operator]
     "rl.nn.AttentionDecoder": lambda v, n: DECODER(ragged(v, n), targets(n)),
     "rl.nn.AttentionDecoder.loss": lambda v, n: DECODER.loss(ragged(v, n), targets(n)),  # type: ignore[operator]
-    "rl.nn.AttentionDecoder.search": lambda v, n: DECODER.search(
-        ragged(v, n), beam=2, max_length=3
+    "rl.nn.AttentionDecoder.decode": lambda v, n: DECODER.decode(
+        ragged(v, n), beam_size=2, max_length=3
     ),  # type: ignore[operator]
     "rl.nn.beam_search": lambda v, n: rl.nn.beam_search(
         lambda tokens, state: (v[:1].log_softmax(1).expand(len(tokens), -1), state),
         n,
         n,
-        beam=2,
+        beam_size=2,
         max_length=3,
         end=0,
     ),

@@ -33,10 +33,10 @@ def _prepare(device: torch.device, name: str, sizes: tuple[int, int], resets: bo
         name, sizes, device, torch.float32, backend="triton" if device.type == "cuda" else "auto"
     )
     begun = time.monotonic()
-    layer.prepare()
+    layer.warm_up()
     row: Row = {"first use, s": round(time.monotonic() - begun, 1)}
     if resets:
-        layer.prepare(resets=True)
+        layer.warm_up(resets=True)
     return row
 
 

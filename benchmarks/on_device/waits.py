@@ -71,7 +71,7 @@ def _layer_with_resets(given: Given, name: str) -> Call:
         build(name, (_D, _H), given.device, torch.float32),
         given.like(given.values.detach()[:, 0] > 1),
     )
-    layer.prepare(resets=True)
+    layer.warm_up(resets=True)
     return lambda: layer(given.batch, resets=resets)
 
 
@@ -249,7 +249,7 @@ def _sanitized(context: Context, tool: str) -> Row:
         raise NotHereError("compute-sanitizer of CUDA")
     sizes = f"({_D}, {_H}), torch.device('cuda'), torch.float32, backend='triton'"
     code = "import torch; from on_device.layers import build\n"
-    code += f"for name in {_SANITIZED}: build(name, {sizes}).prepare(resets=True)"
+    code += f"for name in {_SANITIZED}: build(name, {sizes}).warm_up(resets=True)"
     command = [sanitizer, "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", code]
     own = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
     patience = max(1.0, min(_PATIENCE, context.left()))

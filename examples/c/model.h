@@ -80,11 +80,11 @@ static void check_plain(const char* config) {
 static model read_config(const char* path) {
   static const char* const tasks[] = {"classify", "regress", "multilabel", "tag", "language", "forecast", "transcribe"};
   static const char* const layers[] = {"lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm"};
-  static const char* const poolings[] = {"summary", "last", "first", "mean", "max"};
+  static const char* const poolings[] = {"final", "last", "first", "mean", "max"};
   static const char* const losses[] = {"bce", "null", "mse", "mae", "huber"};
   static const char* const flags[] = {"false", "true"};
   static const char* const formats[] = {"raglane-model"};
-  static const char* const versions[] = {"1", "2"};
+  static const char* const versions[] = {"3"};
   uint64_t size;
   const char* whole = json_space(read_file(path, &size));
   CHOOSE(whole, "format", formats, "is no model's format");

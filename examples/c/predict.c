@@ -33,7 +33,7 @@ static float* pool(const char* how, batch of, const float* final_h, int directio
     for (int64_t j = 0; j < of.width; j++) {
       float* to = rows + b * of.width + j;
       const float* column = of.values + j;
-      if (!strcmp(how, "summary")) *to = final_h[((j / size) * of.sequences + b) * size + j % size];
+      if (!strcmp(how, "final")) *to = final_h[((j / size) * of.sequences + b) * size + j % size];
       else if (first == end) *to = 0;
       else if (!strcmp(how, "first")) *to = column[first * of.width];
       else if (!strcmp(how, "last")) *to = column[(end - 1) * of.width];

@@ -123,7 +123,14 @@ class ExportError(ArgumentError):
 
 
 class DataError(ArgumentError):
-    """A file, column or record cannot be used."""
+    """A file, column or record cannot be used.
+
+    Attributes:
+        fixes: values of arguments, by name, with which the data may be read; {} if the fix is not
+            an argument.
+    """
+
+    fixes: Mapping[str, str] = {}
 
 
 class UnfitColumnError(DataError):

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-__all__ = ["TASKS", "TaskFacts", "Terms"]
+__all__ = ["DUPLICATES", "TASKS", "TaskFacts", "Terms"]
+
+DUPLICATES = ("keep", "mean", "first")
+"""The ways to read rows of a sequence that have one time."""
 
 
 class Terms(NamedTuple):

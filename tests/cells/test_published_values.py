@@ -159,7 +159,7 @@ def test_sru_by_hand() -> None:
         layer.weight_ih_l0.copy_(torch.tensor([[2.0], [0.0], [0.0]]))
         layer.weight_hh_l0.copy_(torch.tensor([log(3), -log(3)], dtype=torch.float64))
         layer.bias_ih_l0.zero_()
-        _, _, states = layer(rl.Ragged([torch.tensor([[1.0], [3.0]]).double()]), return_states=True)
+        _, _, states = layer.with_states(rl.Ragged([torch.tensor([[1.0], [3.0]]).double()]))
     h, c = states[0]
     assert h.values.flatten().tolist() == pytest.approx([1.0, 2.8125], abs=1e-14)
     assert c.values.flatten().tolist() == pytest.approx([1.0, 2.25], abs=1e-14)

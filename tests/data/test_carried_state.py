@@ -16,7 +16,7 @@ from own_cells import Listed
 from raglane.data.tbptt import TBPTTSampler
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.native import missing_kernels
-from raglane.nn.recurrent.carry import carry
+from raglane.nn.recurrent.carry import carried
 
 LENGTHS = [7, 0, 1, 12, 3, 0, 30, 1, 5, 2]
 
@@ -29,7 +29,7 @@ def run_in_chunks(
     finals: list[tuple[Tensor, ...]] = [()] * len(data)
     state = None
     for chunk in TBPTTSampler(data, batch_size, steps, seed=2):
-        out, state = layer(chunk.inputs, carry(layer, chunk.inputs, state, chunk.begins))
+        out, state = layer(chunk.inputs, state, begins=chunk.begins)
         for row, (sequence, ends) in enumerate(
             zip(chunk.sequences.tolist(), chunk.ends.tolist(), strict=True)
         ):
@@ -109,7 +109,7 @@ def test_gradients_stop_at_the_border_of_chunks(steps: int) -> None:
     state = None
     for chunk in TBPTTSampler(data, 3, steps, targets=weights):
         assert isinstance(chunk.targets, rl.Ragged)
-        out, state = layer(chunk.inputs, carry(layer, chunk.inputs, state, chunk.begins))
+        out, state = layer(chunk.inputs, state, begins=chunk.begins)
         (out * chunk.targets).values.sum().backward()
 
     # The same sequences one by one, through torch's layer.
@@ -138,7 +138,7 @@ def test_earlier_contents_of_a_row_are_not_read() -> None:
     chunk = random_batch([2, 2, 0, 0], dtype=torch.float32)
     old = torch.full((1, 4, 4), torch.nan)
     old[0, 1] = 1
-    hx = carry(layer, chunk, old, torch.tensor([True, False, True, False]))
+    hx = carried(layer, chunk, old, torch.tensor([True, False, True, False]))
     assert torch.equal(hx[0, :3], torch.tensor([0.0, 1.0, 0.0]).unsqueeze(1).expand(3, 4))
     out, _ = layer(chunk, hx)
     assert out.values.isfinite().all()
@@ -147,13 +147,13 @@ def test_earlier_contents_of_a_row_are_not_read() -> None:
 def test_the_first_chunk_needs_no_state_and_a_later_one_does() -> None:
     layer = rl.nn.LSTM(3, 4, initial_state="learned")
     chunk = random_batch([2, 0], dtype=torch.float32)
-    h, c = carry(layer, chunk, None, torch.tensor([True, False]))
+    h, c = carried(layer, chunk, None, torch.tensor([True, False]))
     assert torch.equal(h.detach().add_(0), torch.zeros(1, 2, 4))  # not a view of the parameter
     assert torch.equal(c, h)
     with pytest.raises(
         ArgumentError, match=r"hx must be .*got None, and row 0 that does not begin"
     ):
-        carry(layer, chunk, None, torch.tensor([False, False]))
+        layer(chunk, begins=torch.tensor([False, False]))
 
 
 @torch.no_grad()
@@ -161,7 +161,7 @@ def test_a_compiled_model_carries_without_a_break() -> None:
     layer = rl.nn.GRU(3, 4)
 
     def model(chunk: rl.Ragged, state: Any, begins: Tensor) -> Any:
-        return layer(chunk, carry(layer, chunk, state, begins))
+        return layer(chunk, state, begins=begins)
 
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     states: list[Any] = [None, None]
@@ -176,11 +176,10 @@ def test_a_compiled_model_carries_without_a_break() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"layer": nn.GRU(3, 4)}, ArgumentTypeError, "layer must be .*got a GRU"),
         (
             {"layer": rl.nn.GRU(3, 4, bidirectional=True)},
             ArgumentTypeError,
-            "layer must be .*got a bidirectional",
+            "begins must be None.*got a tensor, for a bidirectional",
         ),
         ({"input": torch.ones(2, 5, 3)}, ArgumentTypeError, "input must be .*got a Tensor"),
         ({"input": numbered([1, 2])}, ShapeError, "input must be .*input_size = 3"),
@@ -198,10 +197,11 @@ def test_states_that_cannot_be_carried(
     change: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     arguments: dict[str, Any] = {
-        "layer": rl.nn.GRU(3, 4),
         "input": rl.Ragged([torch.ones(2, 3), torch.ones(1, 3)]),
         "hx": torch.zeros(1, 2, 4),
         "begins": torch.tensor([True, False]),
     }
+    layer = change.get("layer", rl.nn.GRU(3, 4))
+    arguments |= {name: value for name, value in change.items() if name != "layer"}
     with pytest.raises(error, match=words):
-        carry(**(arguments | change))
+        layer(**arguments)

@@ -60,7 +60,7 @@ def test_a_time_column_is_known_by_its_name(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(
     ("times", "row"),
     [
-        (["31/01/2024", "02/01/2024", "01/01/2024"], 0),
+        (["31/01/2024", "02/01/2024", "01.01.2024"], 2),
         (["2024-01-03", "2024-13-02", "2024-01-01"], 1),
         (["3", "", "x"], 1),
         (["12:30", "12:20", "12:10"], 0),
@@ -593,7 +593,7 @@ def test_the_time_since_the_element_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("first", "second"), [("2024-01-30 12:00", "2024-02-01 12:00"), ("30.01.2024", "01.02.2024")]
 )
-def test_the_only_column_of_dates_is_a_time_unless_one_comes_twice(
+def test_the_only_column_of_dates_is_a_time_and_one_that_comes_twice_is_refused(
     tmp_path: Path, first: str, second: str
 ) -> None:
     text = f"id,ordered,x,kind\na,{second},1,p\na,{first},2,p\nb,{first},3,q\n"
@@ -608,8 +608,15 @@ def test_the_only_column_of_dates_is_a_time_unless_one_comes_twice(
     codes = "id,code,host,x,kind\na,12.34.5678,192.168.100.200,1,p\na,11.12.2013,192.168.1.7,2,p\n"
     records = read(write(tmp_path, codes), Columns(label="kind"))
     assert [feature.name for feature in records.features] == ["code", "host"]
-    twice = read(write(tmp_path, text + f"b,{first},4,q\n"))
-    assert "no time column: 'ordered' has an entry twice in a sequence; " in twice.notes[1]
+    path = write(tmp_path, text + f"b,{first},4,q\n")
+    refused(["1 of 4 rows repeat one", "Columns(duplicate_times='keep')"], read, path)
+    kept = read(path, Columns(duplicate_times="keep"))
+    assert kept.values.tolist() == [[2], [1], [3], [4]]
+    assert "1 of 4 rows repeat the time of another and keep the order of the file" in str(
+        kept.notes
+    )
+    assert read(path, Columns(duplicate_times="mean")).values.tolist() == [[2], [1], [3.5]]
+    assert read(path, Columns(duplicate_times="first")).values.tolist() == [[2], [1], [3]]
 
 
 def test_a_label_of_json_that_is_null_in_all_rows(tmp_path: Path) -> None:

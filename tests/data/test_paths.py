@@ -174,6 +174,10 @@ def test_a_mark_at_the_start_of_a_text_is_passed_over(tmp_path: Path, name: str)
 @pytest.mark.parametrize("code", ["utf-16", "utf-16-le", "utf-32"])
 def test_a_text_in_utf_16(tmp_path: Path, name: str, code: str) -> None:
     path = put(tmp_path / f"data.{name}", _TEXTS[name].encode(code))
+    if (name, code) == ("csv", "utf-16"):
+        # The "Unicode text" of spreadsheets.
+        assert read(path).labels == ("a", "b")
+        return
     with pytest.raises(
         DataError, match=r"a text in UTF-8, .*UTF-16.*iconv|line 1 must be .*got a zero byte"
     ):

@@ -1,5 +1,8 @@
 """Decisions about columns, without files: (columns, task) -> roles and notes."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,18 +13,23 @@ from raglane.data.typed import Typed, Written, written
 DAYS = ("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04")
 
 
-def table(**columns):
+def table(**columns: Iterable[object]) -> Facts:
     return Facts({name: written(list(map(str, entries))) for name, entries in columns.items()})
 
 
-def panel(name, ids=("N1", "N2", "N3"), time="ds", times=DAYS, value="y"):
+def panel(
+    name: str,
+    ids: tuple[object, ...] = ("N1", "N2", "N3"),
+    time: str = "ds",
+    times: tuple[object, ...] = DAYS,
+) -> Facts:
     """Return the facts of a series for each id."""
     rows = [(id, day) for id in ids for day in times]
     return table(
         **{
             name: [id for id, _ in rows],
             time: [day for _, day in rows],
-            value: range(len(rows)),
+            "y": range(len(rows)),
         }
     )
 
@@ -62,29 +70,36 @@ def panel(name, ids=("N1", "N2", "N3"), time="ds", times=DAYS, value="y"):
         ),
     ],
 )
-def test_roles_without_a_file(facts, asked, roles):
-    found = decide(facts, Columns(task="forecast", **asked))
-    assert isinstance(found, Roles), found
+def test_roles_without_a_file(
+    facts: Facts, asked: dict[str, Any], roles: tuple[Shape, tuple[str, ...], tuple[str, ...]]
+) -> None:
+    found = roles_of(facts, **asked)
     assert (found.shape, found.id, found.time) == roles
 
 
-def test_steps_of_several_prefixes_are_channels_in_any_order_of_columns():
+def roles_of(facts: Facts, **asked: Any) -> Roles:
+    found = decide(facts, Columns(task="forecast", **asked))
+    assert isinstance(found, Roles), found
+    return found
+
+
+def test_steps_of_several_prefixes_are_channels_in_any_order_of_columns() -> None:
     by_step = table(id="ab", **{f"{axis}{step}": "12" for step in range(3) for axis in "xyz"})
     by_channel = table(id="ab", **{f"{axis}{step}": "12" for axis in "xyz" for step in range(3)})
     for facts in (by_step, by_channel):
-        steps = decide(facts, Columns(task="forecast")).steps
+        steps = roles_of(facts).steps
         assert steps.channels == ("x", "y", "z")
         assert steps.columns[1] == ("y0", "y1", "y2")
 
 
-def test_dates_as_names_are_in_the_order_of_the_dates():
+def test_dates_as_names_are_in_the_order_of_the_dates() -> None:
     names = ("1/10/2024", "1/9/2024", "1/31/2024")
     facts = table(page="ab", **dict.fromkeys(names, "12"))
-    steps = decide(facts, Columns(task="forecast")).steps
+    steps = roles_of(facts).steps
     assert steps.columns == (("1/9/2024", "1/10/2024", "1/31/2024"),)
 
 
-def test_ids_of_several_columns_are_named_in_the_fix():
+def test_ids_of_several_columns_are_named_in_the_fix() -> None:
     rows = [(a, b, day) for day in DAYS for a in "xy" for b in "uv"]
     facts = table(
         row_id=range(16),
@@ -96,15 +111,15 @@ def test_ids_of_several_columns_are_named_in_the_fix():
     refusal = decide(facts, Columns(task="forecast"))
     assert isinstance(refusal, Refusal)
     assert refusal.fixes == {"id": "a,b"}
-    assert decide(facts, Columns(task="forecast", **refusal.fixes)).id == ("a", "b")
+    assert roles_of(facts, **refusal.fixes).id == ("a", "b")
 
 
-def test_a_calendar_is_not_the_id_of_a_series():
+def test_a_calendar_is_not_the_id_of_a_series() -> None:
     rows = [(month, day) for month in range(1, 7) for day in range(1, 29)]
     facts = table(
         month=[month for month, _ in rows], day=[day for _, day in rows], load=range(len(rows))
     )
-    assert decide(facts, Columns(task="forecast")).id == ()
+    assert roles_of(facts).id == ()
 
 
 @pytest.mark.parametrize(
@@ -120,13 +135,15 @@ def test_a_calendar_is_not_the_id_of_a_series():
         (["1991 Jul"], None),
     ],
 )
-def test_the_form_of_dates_is_told_by_the_whole_column(entries, format):
+def test_the_form_of_dates_is_told_by_the_whole_column(
+    entries: list[str], format: str | None
+) -> None:
     column = np.array(entries, dtype=object)
     assert dates.format_of(column) == format
     assert dates.parsed(column, format).notna().all()
 
 
-def test_days_and_months_that_may_be_either_are_ambiguous():
+def test_days_and_months_that_may_be_either_are_ambiguous() -> None:
     found = dates.format_of(np.array(["01/02/2024", "03/04/2024"], dtype=object))
     assert found == dates.Ambiguous(("%d/%m/%Y", "%m/%d/%Y"), "01/02/2024")
     mixed = dates.format_of(np.array(["31/01/2024", "1/31/2024"], dtype=object))
@@ -136,7 +153,7 @@ def test_days_and_months_that_may_be_either_are_ambiguous():
 @pytest.mark.parametrize(
     "values", [[3, None, 5], [0.5, None, float("nan")], ["a", None, "a"], [True, None, False]]
 )
-def test_a_typed_column_has_the_numbers_and_words_of_its_texts(values):
+def test_a_typed_column_has_the_numbers_and_words_of_its_texts(values: list[Any]) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     typed = Typed(pyarrow.chunked_array([values]))
     texts = Written(typed.words())
@@ -148,7 +165,7 @@ def test_a_typed_column_has_the_numbers_and_words_of_its_texts(values):
     assert typed.take(np.array([2, 0])).words().tolist() == texts.words()[[2, 0]].tolist()
 
 
-def test_the_numbers_of_a_typed_column_are_read_without_texts():
+def test_the_numbers_of_a_typed_column_are_read_without_texts() -> None:
     pyarrow = pytest.importorskip("pyarrow")
     column = Typed(pyarrow.chunked_array([[1, 2], [3]]))
     numbers, odd = column.numbers()

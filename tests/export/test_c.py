@@ -38,7 +38,7 @@ pytestmark = [
 EXAMPLE = Path(__file__).parents[2] / "examples" / "c"
 VOCABULARY = (UNKNOWN, END, *"abcdefg")
 CELLS = ("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm")
-POOLINGS = ("summary", "mean", "max", "last", "first")
+POOLINGS = ("final", "mean", "max", "last", "first")
 DROPOUTS = ("", "input_", "state_", "weight_", "embedding_")
 LENGTHS = [3, 0, 1, 40]
 STRICT = "-Wall -Wextra -Werror"
@@ -132,7 +132,7 @@ def printed(command: list[Any], text: str, **environment: str) -> list[list[floa
 TASKS: dict[str, list[dict[str, Any]]] = {
     "classify": [
         {"cell": layer, "tokens": number % 2 == 1, "num_layers": 1 + number % 3, "pooling": pooling}
-        | {"bidirectional": pooling in ("summary", "max", "first")}
+        | {"bidirectional": pooling in ("final", "max", "first")}
         for number, layer in enumerate(CELLS)
         for pooling in POOLINGS
     ],
@@ -286,7 +286,7 @@ def changes_of(config: bytes, weights: bytes) -> dict[str, tuple[str, bytes]]:
         "one direction": (b'"bidirectional": true', b'"bidirectional": false'),
         "units beyond 32 bits": (b'"hidden_size": 9', b'"hidden_size": 99999999999999999999'),
         "another number of units": (b'"hidden_size": 9', b'"hidden_size": 18'),
-        "another version": (b'"format_version": 2', b'"format_version": 3'),
+        "another version": (b'"format_version": 3', b'"format_version": 4'),
         "brackets": (b'"categories": []', b'"categories": ' + 100_000 * b"["),
     }.items():
         assert old in config

@@ -40,7 +40,7 @@ class Tagger(nn.Module):
         super().__init__()
         self.first = rl.nn.LSTM(D, 8, bidirectional=True, initial_state="learned")
         self.second = rl.nn.MinGRU(16, 6)
-        self.pool = rl.nn.AttentionPooling(6, heads=2)
+        self.pool = rl.nn.AttentionPooling(6, num_heads=2)
         self.head = nn.Linear(6, 4)
         for name in ("initial_h", "initial_c"):
             nn.init.normal_(self.first.get_parameter(name))
@@ -160,14 +160,15 @@ def test_no_lengths_end_the_runtime(layout: Any, tmp_path: Path) -> None:
     )
     given, wanted = list[dict[str, Tensor]](), list[list[Tensor]]()
     is_flat = layout == "flat"
-    make, name = (rl.Ragged.from_flat, "offsets") if is_flat else (rl.Ragged.from_padded, "lengths")
+    make: Any = rl.Ragged.from_flat if is_flat else rl.Ragged.from_padded
+    name = "offsets" if is_flat else "lengths"
     for size, second, taken in ODD[layout]:
         count = len(taken) - is_flat
         values, h = (
             torch.randn(size, D) if is_flat else torch.randn(count, size, D),
             torch.randn(1, count, 6),
         )
-        batch = make(values, torch.tensor(taken).long())
+        batch = make(values, **{name: torch.tensor(taken).long()})
         given.append({"values": values, name: torch.tensor(second).long(), "h": h})
         wanted.append(truth(model, layout, batch, h, steps=size))
     for case, found, expected in zip(ODD[layout], outputs_of(path, given), wanted, strict=True):

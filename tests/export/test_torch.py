@@ -182,7 +182,7 @@ def test_a_layer_whose_states_are_asked_for_is_a_loop_beside_the_operator() -> N
             self.layer, self.norm = rl.nn.LSTM(D, 4), nn.BatchNorm1d(4)
 
         def forward(self, batch: rl.Ragged) -> Tensor:
-            states: Any = self.layer(batch, return_states=True)[2]
+            states: Any = self.layer.with_states(batch)[2]
             return cast(Tensor, states[0][0].map(self.norm).values)
 
     model, loops = States().eval(), _Loops(has_kernels=True)

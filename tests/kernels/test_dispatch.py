@@ -103,7 +103,7 @@ def test_reasons_are_words() -> None:
     layer = rl.nn.GRU(5, 4)
     assert "auto" in rl.explain(layer, a_batch()).reason
     packed = rl.nn.GRU(5, 4, schedule="packed")
-    assert "states of every step" in rl.explain(packed, a_batch(), return_states=True).reason
+    assert "states of every step" in rl.explain(packed, a_batch(), with_states=True).reason
     with rl.use_backend(backend="reference"):
         assert "backend reference chosen by rl.use_backend" in str(rl.explain(layer, a_batch()))
     named = rl.nn.GRU(5, 4, schedule="lanes")
@@ -140,7 +140,7 @@ def test_unknown_names(chosen: dict[str, Any], says: str) -> None:
 
 def test_torch_has_no_states_of_every_step() -> None:
     with pytest.raises(DispatchError, match="states of every step"):
-        rl.nn.LSTM(5, 4, backend="torch")(a_batch(), return_states=True)
+        rl.nn.LSTM(5, 4, backend="torch").with_states(a_batch())
 
 
 def test_the_override_ends_with_its_block_and_stays_in_its_thread() -> None:
@@ -348,7 +348,7 @@ def test_accelerate_a_layer_itself_and_reports_by_reason() -> None:
         lambda: NamedLSTM("a"),
     ],
 )
-def test_a_closure_over_the_converted_forward_survives_unaccelerate(make: Any) -> None:
+def test_a_closure_over_the_converted_forward_survives_to_torch(make: Any) -> None:
     layer, padded = make(), torch.randn(3, 6, 5)
     kind = type(layer)
     expected = pytree.tree_leaves(layer(padded))

@@ -57,7 +57,7 @@ def test_values_gradients_and_bits(
                 layer(
                     rl.Ragged.from_flat(own[0], lengths=_LENGTHS),
                     hx,
-                    return_states=True,
+                    _with_states=True,
                     resets=flags,
                 )
             )

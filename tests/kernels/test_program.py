@@ -196,7 +196,7 @@ def test_results_stay_what_they_are() -> None:
         assert (
             rl.explain(layer, a_batch()).backend == "program"
         )  # what is overwritten is refused, too
-        found: Any = layer(a_batch(), return_states=True)
+        found: Any = layer.with_states(a_batch())
         results = [
             part.values if isinstance(part, rl.Ragged) else part for part in tree_leaves(found)
         ]

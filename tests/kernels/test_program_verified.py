@@ -312,7 +312,7 @@ def results(
     ]
     with rl.use_backend(backend=backend, schedule=schedule):
         batch = rl.Ragged.from_flat(values, lengths=lengths)
-        out, state, states = layer(batch, tuple(hx) if count > 1 else hx[0], return_states=True)
+        out, state, states = layer.with_states(batch, tuple(hx) if count > 1 else hx[0])
     every = states[0] if count > 1 else (states[0],)
     found = [out.values, *(state if count > 1 else (state,)), *(part.values for part in every)]
     wished = [part for part in (values, *hx, *layer.parameters()) if part.requires_grad]

@@ -206,10 +206,10 @@ def test_summary() -> None:
     out, state = layer(batch)
     size = H + 1
     expected = torch.cat([out.last()[:, :size], out.first()[:, size:]], 1)
-    assert_same([layer.summary(out, state)], [expected])
+    assert_same([layer.final(out, state)], [expected])
     assert not expected[1].any()
     assert_same(
-        [layer.summary(*layer(batch.to_packed())), layer.summary(*layer(batch[2]))],
+        [layer.final(*layer(batch.to_packed())), layer.final(*layer(batch[2]))],
         [expected, expected[2]],
     )
     padded, told = batch.to_padded(batch_first=False)
@@ -218,10 +218,10 @@ def test_summary() -> None:
         (layer(batch, return_output=False), "NoneType"),
     ):
         with pytest.raises(ArgumentTypeError, match=f"out must be .*got .*{says}"):
-            layer.summary(*wrong)
+            layer.final(*wrong)
     torchs = rl.nn.Recurrent(nn.LSTMCell(D, H, dtype=torch.float64))
     out, state = torchs(batch)
-    assert_same([torchs.summary(None, state)], [out.last()])
+    assert_same([torchs.final(None, state)], [out.last()])
 
 
 def test_no_output_keeps_no_output() -> None:
@@ -286,10 +286,10 @@ def test_autocast(lengths: list[int], device: torch.device) -> None:
     """Dtypes do not depend on the schedule or on empty sequences."""
     layer = rl.nn.Recurrent(Elman, D, H, num_layers=2, bidirectional=True).float()
     batch = a_batch(lengths, torch.float32)
-    expected = results_of(layer(batch, return_states=True))
+    expected = results_of(layer.with_states(batch))
     for schedule in SCHEDULES:
         with torch.autocast(device.type, dtype=torch.bfloat16), rl.use_backend(schedule=schedule):
-            out, state, states = layer(batch, return_states=True)
+            out, state, states = layer.with_states(batch)
         assert out.dtype is torch.bfloat16
         assert {state.dtype, *(part.dtype for part in states)} == {torch.float32}
         assert_same([part.float() for part in results_of((out, state, states))], expected, 0.05)

@@ -166,7 +166,7 @@ def test_bahdanaus_order_is_a_loop_of_plain_torch() -> None:
     ours = torch.autograd.grad((logits.values * factors).sum(), inputs)
     theirs = torch.autograd.grad((torch.cat(expected) * factors).sum(), inputs)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
-    greedy = decoder.eval().search(batch, beam=1, max_length=6, hx=hx).best()
+    greedy = decoder.eval().decode(batch, max_length=6, hx=hx).best()
     for item, found in enumerate(greedy):
         tokens = [0]
         while len(tokens) < 7:
@@ -197,10 +197,10 @@ def test_compiled() -> None:
     decoder, (memory, targets) = _decoder("location"), _batch([3, 0, 2], [2, 1, 1])
     compiled = torch.compile(decoder.loss, backend="eager")
     torch.testing.assert_close(compiled(memory, targets), decoder.loss(memory, targets))
-    search = torch.compile(decoder.search, backend="eager")
+    search = torch.compile(decoder.decode, backend="eager")
     assert (
         search(memory, max_length=3).scores.tolist()
-        == decoder.search(memory, max_length=3).scores.tolist()
+        == decoder.decode(memory, max_length=3).scores.tolist()
     )
 
 
@@ -265,8 +265,10 @@ def test_an_initial_state(feeding: bool, order: str) -> None:
     )
     single = decoder(memory[1:2], targets[1:2], tuple(part[:, 1:2] for part in hx))
     torch.testing.assert_close(logits[1], single[0], rtol=0, atol=1e-12)
-    found = decoder.eval().search(memory, beam=2, max_length=3, hx=hx)
-    alone = decoder.search(memory[1:2], beam=2, max_length=3, hx=tuple(part[:, 1:2] for part in hx))
+    found = decoder.eval().decode(memory, beam_size=2, max_length=3, hx=hx)
+    alone = decoder.decode(
+        memory[1:2], beam_size=2, max_length=3, hx=tuple(part[:, 1:2] for part in hx)
+    )
     assert found.best()[1].tolist() == alone.best()[0].tolist()
     with pytest.raises(ShapeError, match="hx"):
         decoder(memory, targets, tuple(part[:, :2] for part in hx))
@@ -318,7 +320,7 @@ def test_a_search_finds_the_best_of_all_outputs(
 ) -> None:
     decoder = _decoder(kind, feeding, "lstm", order=order).eval()
     memory, _ = _batch([3, 0, 4, 1], [0] * 4)
-    found = decoder.search(memory, beam=100, max_length=3, n_best=3, rows=rows)
+    found = decoder.decode(memory, beam_size=100, max_length=3, n_best=3, rows=rows)
     for item in range(4):
         expected = _scores(decoder, memory, item, 3)[:3]
         places = range(int(found.offsets[item]), int(found.offsets[item + 1]))
@@ -335,9 +337,9 @@ def test_a_search_finds_the_best_of_all_outputs(
 def test_coverage_is_that_of_the_weights(kind: str, order: str) -> None:
     decoder = _decoder(kind, True, order=order).eval()
     memory, _ = _batch([3, 0, 4, 1], [0] * 4)
-    options: dict[str, Any] = {"beam": 100, "max_length": 2, "coverage": 0.7, "n_best": 30}
-    found = decoder.search(memory, **options)
-    lower = decoder.search(memory, penalty=lambda state: -torch.ones(len(state["item"])), **options)
+    options: dict[str, Any] = {"beam_size": 100, "max_length": 2, "coverage": 0.7, "n_best": 30}
+    found = decoder.decode(memory, **options)
+    lower = decoder.decode(memory, penalty=lambda state: -torch.ones(len(state["item"])), **options)
     torch.testing.assert_close(lower.scores, found.scores - 1, rtol=0, atol=1e-12)
     padded, _ = memory.to_padded(batch_first=True)
     for item in range(4):
@@ -363,7 +365,7 @@ def test_scores_are_those_of_teacher_forcing(
     ).eval()
     lengths = torch.randint(20, (16,))
     memory = Ragged.from_flat(torch.randn(int(lengths.sum()), 8, dtype=dtype), lengths=lengths)
-    found = decoder.search(memory, beam=16, n_best=16, max_length=12, rows=64)
+    found = decoder.decode(memory, beam_size=16, n_best=16, max_length=12, rows=64)
     items = torch.arange(16).repeat_interleave(found.offsets.diff())
     losses = decoder.loss(memory.select(items), found.tokens, reduction="none")
     # A hypothesis of the maximal length is finished without its end.
@@ -422,7 +424,7 @@ def test_a_decoder_learns_to_reverse() -> None:
         decoder.loss(memory, texts.reverse()).backward()
         optimizer.step()
     texts = Ragged([torch.tensor([3, 1, 7, 7, 2]), torch.tensor([5]), torch.tensor([6, 2, 4])])
-    found = decoder.eval().search(layer(texts.map(encoder))[0], beam=3, max_length=9)
+    found = decoder.eval().decode(layer(texts.map(encoder))[0], beam_size=3, max_length=9)
     assert [tokens.tolist() for tokens in found.best()] == [[2, 7, 7, 1, 3], [5], [4, 2, 6]]
 
 
@@ -432,7 +434,7 @@ def test_no_items(kind: str, order: str) -> None:
     decoder = _decoder(kind, feeding=True, order=order)
     memory, targets = _batch([], [])
     assert decoder(memory, targets).values.shape == (0, TOKENS)
-    assert len(decoder.search(memory, max_length=3)) == 0
+    assert len(decoder.decode(memory, max_length=3)) == 0
 
 
 @pytest.mark.parametrize(

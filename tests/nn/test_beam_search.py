@@ -136,7 +136,7 @@ def test_a_wide_beam_finds_the_best_of_all_outputs(alpha: float, n_best: int) ->
     model = Model(1)
     most = torch.tensor([4, 0, 1, 2, 3])
     options: dict[str, Any] = {
-        "beam": 300,
+        "beam_size": 300,
         "max_length": most,
         "length_penalty": alpha,
         "n_best": n_best,
@@ -154,7 +154,7 @@ def test_rows_that_leave_do_not_change_the_results(beam: int, alpha: float, seed
     most = torch.tensor([9, 0, 1, 6, 7])
     for rows in (None, beam, 3 * beam):
         options: dict[str, Any] = {
-            "beam": beam,
+            "beam_size": beam,
             "max_length": most,
             "length_penalty": alpha,
             "n_best": beam,
@@ -168,7 +168,7 @@ def test_rows_that_leave_do_not_change_the_results(beam: int, alpha: float, seed
 
 def test_a_beam_of_1_is_greedy() -> None:
     model = Model(3)
-    found = beam_search(model.step, model.starts, model.state, beam=1, max_length=12, end=0)
+    found = beam_search(model.step, model.starts, model.state, beam_size=1, max_length=12, end=0)
     for item in range(ITEMS):
         output: tuple[int, ...] = ()
         while len(output) < 12:
@@ -188,14 +188,18 @@ def test_an_item_ends_as_soon_as_nothing_can_be_better() -> None:
         steps += 1
         return torch.tensor([[0.6, 0.3, 0.1]]).log().expand(len(tokens), -1), state
 
-    found = beam_search(step, torch.zeros(3, dtype=torch.int64), (), beam=2, max_length=50, end=0)
+    found = beam_search(
+        step, torch.zeros(3, dtype=torch.int64), (), beam_size=2, max_length=50, end=0
+    )
     assert found.tokens.lengths.tolist() == [0, 0, 0]
     assert steps == 1
 
 
 def test_without_an_end_all_outputs_have_the_maximal_length() -> None:
     model = Model(5)
-    found = beam_search(model.step, model.starts, model.state, beam=4**3, max_length=3, n_best=2)
+    found = beam_search(
+        model.step, model.starts, model.state, beam_size=4**3, max_length=3, n_best=2
+    )
     for item in range(ITEMS):
         every = [
             (
@@ -275,7 +279,7 @@ def test_silent_tokens_merge_all_alignments(
     options: dict[str, Any] = {
         "silent": silent,
         "frames": model.frames,
-        "beam": 500,
+        "beam_size": 500,
         "n_best": n_best,
     }
     found = beam_search(
@@ -303,7 +307,12 @@ def test_outputs_that_merge_later_can_still_be_the_best() -> None:
             [(silence := table[state[:, 1], state[:, 0]]), 1 - silence], 1
         ).log(), state
 
-    options: dict[str, Any] = {"silent": 0, "frames": torch.tensor([3]), "beam": 4, "max_length": 2}
+    options: dict[str, Any] = {
+        "silent": 0,
+        "frames": torch.tensor([3]),
+        "beam_size": 4,
+        "max_length": 2,
+    }
     found = beam_search(step, torch.tensor([0]), torch.tensor([[-1, 0]]), **options)
     assert (found.tokens[0].tolist(), found.scores.exp().tolist()) == ([1, 1], [pytest.approx(0.6)])
 
@@ -316,7 +325,7 @@ def test_silent_search_equals_one_of_dictionaries(beam: int, seed: int) -> None:
         options: dict[str, Any] = {
             "silent": 0,
             "frames": model.frames,
-            "beam": beam,
+            "beam_size": beam,
             "n_best": beam,
             "rows": rows,
         }
@@ -344,7 +353,12 @@ def test_times_are_those_of_the_likeliest_alignment() -> None:
         ), state
 
     start = torch.tensor([[-1, 0]])
-    options: dict[str, Any] = {"silent": 0, "frames": torch.tensor([3]), "beam": 4, "max_length": 2}
+    options: dict[str, Any] = {
+        "silent": 0,
+        "frames": torch.tensor([3]),
+        "beam_size": 4,
+        "max_length": 2,
+    }
     found: Any = beam_search(step, torch.tensor([0]), start, **options)
     assert (found.tokens.to_list(), found.times.values.tolist()) == ([torch.tensor([1])], [[1, 2]])
     assert found.scores.exp().tolist() == pytest.approx([0.1 + 0.9 * 0.8 + 0.9 * 0.2 * 0.1])
@@ -355,7 +369,7 @@ def test_equal_scores_take_the_lowest_token(vocabulary: int) -> None:
     def step(tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         return torch.zeros(len(tokens), vocabulary), state
 
-    found = beam_search(step, torch.tensor([0]), (), beam=3, max_length=2, n_best=3)
+    found = beam_search(step, torch.tensor([0]), (), beam_size=3, max_length=2, n_best=3)
     assert [tokens.tolist() for tokens in found.tokens] == [[0, 0], [0, 1], [0, 2]]
 
 
@@ -372,7 +386,7 @@ def test_a_constraint_sees_prefixes_and_items() -> None:
                 allowed[row, 3 - len(prefix)] = True
         return torch.where(allowed, log_probs, -math.inf)
 
-    options: dict[str, Any] = {"beam": 3, "max_length": 8, "n_best": 3, "rows": 6}
+    options: dict[str, Any] = {"beam_size": 3, "max_length": 8, "n_best": 3, "rows": 6}
     found = beam_search(
         model.step, model.starts, model.state, end=0, constraint=constraint, **options
     )
@@ -388,7 +402,12 @@ def test_a_penalty_is_added_to_the_scores_of_finished_outputs() -> None:
         remainder: Tensor = state["code"][0].squeeze(1) % 3
         return -remainder.double()
 
-    options: dict[str, Any] = {"beam": 100, "max_length": 3, "n_best": 4, "length_penalty": 0.5}
+    options: dict[str, Any] = {
+        "beam_size": 100,
+        "max_length": 3,
+        "n_best": 4,
+        "length_penalty": 0.5,
+    }
     found = beam_search(model.step, model.starts, model.state, end=0, penalty=penalty, **options)
     for item in range(ITEMS):
         expected = []
@@ -407,7 +426,7 @@ def test_impossible_outputs_are_not_found() -> None:
         lambda tokens, state: (chances[tokens], state),
         torch.tensor([0, 2]),
         (),
-        beam=2,
+        beam_size=2,
         max_length=9,
     )
     assert (len(found), len(found.tokens), found.best().lengths.tolist()) == (2, 0, [0, 0])
@@ -416,7 +435,7 @@ def test_impossible_outputs_are_not_found() -> None:
 @pytest.mark.parametrize("count", [0, 1])
 def test_few_items(count: int) -> None:
     model = Model(2, items=count)
-    found = beam_search(model.step, model.starts, model.state, beam=2, max_length=3, end=0)
+    found = beam_search(model.step, model.starts, model.state, beam_size=2, max_length=3, end=0)
     assert (len(found), len(found.tokens), found.scores.shape) == (count, count, (count,))
 
 
@@ -426,22 +445,22 @@ def test_scores_have_the_dtype_of_the_model_and_no_gradient() -> None:
         lambda tokens, state: (weight[tokens].log_softmax(1), state),
         torch.tensor([0]),
         (),
-        beam=2,
+        beam_size=2,
         max_length=2,
     )
     assert (found.scores.dtype, found.scores.requires_grad) == (torch.float32, False)
 
 
 _GOOD: dict[str, Any] = {"step": lambda tokens, state: (torch.zeros(len(tokens), 3), state)}
-_GOOD |= {"starts": torch.tensor([0, 1]), "state": torch.zeros(2, 1), "beam": 2}
+_GOOD |= {"starts": torch.tensor([0, 1]), "state": torch.zeros(2, 1), "beam_size": 2}
 
 
 @pytest.mark.parametrize(
     ("wrong", "error", "text"),
     [
-        ({"beam": 0}, ArgumentError, "beam must be"),
-        ({"n_best": 3}, ArgumentError, "n_best must be at most beam, 2"),
-        ({"rows": 1}, ArgumentError, "rows must be at least beam"),
+        ({"beam_size": 0}, ArgumentError, "beam_size must be"),
+        ({"n_best": 3}, ArgumentError, "n_best must be at most beam_size, 2"),
+        ({"rows": 1}, ArgumentError, "rows must be at least beam_size"),
         ({"end": 3}, ArgumentError, "end must be below 3"),
         ({"end": 0, "silent": 1}, ArgumentError, "end must be None with silent"),
         ({"silent": 1}, ArgumentError, "frames must be"),

@@ -43,7 +43,7 @@ def _assert_truth(kind: Kind, layer: Any, lengths: list[int], clip: float | None
     leaves = [batch.values, *parts(hx), *layer.parameters()]
     if results[0].requires_grad and results[0].numel():
         assert_same(gradients(results, leaves), gradients(expected, leaves))
-    nothing, _, states = layer(batch, hx, return_states=True, return_output=False)
+    nothing, _, states = layer(batch, hx, return_output=False, _with_states=True)
     assert nothing is None
     history = [part.values for layer_states in states for part in parts(layer_states)]
     assert_same(history, [part for layer_states in truth.states for part in layer_states])
@@ -118,7 +118,7 @@ def test_no_output_and_summary(kind: Kind, layers: int, both: bool) -> None:
         expected = torch.cat([expected, out.first()[:, H:]], 1)
         assert not torch.allclose(out.last(), expected)
     assert_same(
-        [layer.summary(nothing, state), layer.summary(*layer(batch[2]))], [expected, expected[2]]
+        [layer.final(nothing, state), layer.final(*layer(batch[2]))], [expected, expected[2]]
     )
 
 

@@ -182,7 +182,7 @@ def test_derivatives_of_all_states(both: bool, size: int, every: int | None) -> 
     values = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     found = []
     for each in (layer, plain):
-        *_, states = each(rl.Ragged.from_flat(values, lengths=[1, 0, 3]), return_states=True)
+        *_, states = each.with_states(rl.Ragged.from_flat(values, lengths=[1, 0, 3]))
         c, wanted = states[0][1].values, [values, *each.parameters()]
         (grad,) = torch.autograd.grad(c.sin().sum(), values, create_graph=True)
         second = torch.autograd.grad(grad.square().sum(), wanted, retain_graph=True)

@@ -204,7 +204,7 @@ def test_slstm_cells_are_accelerated(
     assert final[0].shape == (1, 3, 6)
     lengths = torch.tensor([steps, 0, 1, steps])
     whole = fast(rl.Ragged.from_padded(given, lengths))[1]
-    torch.testing.assert_close(fast(given, lengths=lengths, return_states=True)[1], whole)
+    torch.testing.assert_close(fast.with_states(given, lengths=lengths)[1], whole)
     layer = rl.import_layer(cell)
     torch.testing.assert_close(layer(given)[0], cell(given)[0].transpose(1, 2).flatten(2))
     torch.testing.assert_close(rl.import_layer(fast)(given)[0], layer(given)[0], rtol=0, atol=0)
@@ -412,9 +412,9 @@ def test_dtypes_that_differ() -> None:
     ("backend", "dtype"), [("reference", torch.float64), ("program", torch.float32)]
 )
 def test_slstm_without_input_weights(backend: Any, dtype: torch.dtype) -> None:
-    whole = rl.nn.SLSTM(3, 4, 2, heads=2, bidirectional=True, dtype=dtype)
+    whole = rl.nn.SLSTM(3, 4, 2, num_heads=2, bidirectional=True, dtype=dtype)
     layer: Any = rl.nn.SLSTM(
-        16, 4, 2, heads=2, bidirectional=True, input_weights=False, dtype=dtype, backend=backend
+        16, 4, 2, num_heads=2, bidirectional=True, input_weights=False, dtype=dtype, backend=backend
     )
     weights = whole.state_dict()
     one, other = weights.pop("weight_ih_l0"), weights.pop("weight_ih_l0_reverse")
@@ -423,7 +423,7 @@ def test_slstm_without_input_weights(backend: Any, dtype: torch.dtype) -> None:
     values = torch.randn(5, 2, 3, dtype=dtype)
     torch.testing.assert_close(layer(values @ one.t())[0], whole(values)[0])
     assert repr(layer).startswith(
-        "SLSTM(16, 4, num_layers=2, bidirectional=True, heads=2, input_weights=False"
+        "SLSTM(16, 4, num_layers=2, bidirectional=True, num_heads=2, input_weights=False"
     )
     with pytest.raises(ArgumentError, match="input_size must be 4 \\* hidden_size = 16"):
         rl.nn.SLSTM(3, 4, input_weights=False)

@@ -103,8 +103,8 @@ def test_the_weights_are_those_of_torch(bias: bool, initial_state: Any) -> None:
 @pytest.mark.parametrize(
     ("sizes", "options", "name"),
     [
-        ((0, 1, 1), {}, "input_size"),
-        ((1, 0, 1), {}, "output_size"),
+        ((0, 1, 1), {}, "in_channels"),
+        ((1, 0, 1), {}, "out_channels"),
         ((1, 1, 0), {}, "kernel_size"),
         ((1, 1, 2), {"dilation": 0}, "dilation"),
         ((4, 6, 2), {"groups": 4}, "groups"),

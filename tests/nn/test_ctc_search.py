@@ -92,7 +92,7 @@ def assert_same(own: Hypotheses, other: Hypotheses, rtol: float, atol: float) ->
 def test_a_large_beam_finds_all_sequences(blank: int) -> None:
     """Every sequence with its exact score, best first, and the times of its best alignment."""
     log_probs = draw([0, 1, 4, 5])
-    found, _ = CTCBeamSearch(beam=400, n_best=400, blank=blank)(log_probs)
+    found = CTCBeamSearch(beam_size=400, n_best=400, blank=blank)(log_probs)
     assert found.times is not None
     assert found.confidences is not None
     hypotheses = listed(found)
@@ -114,11 +114,11 @@ def test_a_large_beam_finds_all_sequences(blank: int) -> None:
 
 
 SEARCHES: list[dict[str, Any]] = [
-    {"beam": 1},
-    {"beam": 2, "n_best": 2},
-    {"beam": 5, "n_best": 3, "tokens_per_step": 2},
-    {"beam": 4, "n_best": 4, "token_bonus": 0.7},
-    {"beam": 30, "n_best": 30, "token_bonus": -0.3},
+    {"beam_size": 1},
+    {"beam_size": 2, "n_best": 2},
+    {"beam_size": 5, "n_best": 3, "tokens_per_step": 2},
+    {"beam_size": 4, "n_best": 4, "token_bonus": 0.7},
+    {"beam_size": 30, "n_best": 30, "token_bonus": -0.3},
 ]
 
 
@@ -153,8 +153,9 @@ def test_the_kernels_equal_python(
         else None
     )
     search = CTCBeamSearch(**options, blank=blank, scorer=ngram, scorer_weight=0.6)
-    found, state = search(log_probs)
-    other, its_state = without_kernels(lambda: search(log_probs))
+    found = search(log_probs)
+    other = without_kernels(lambda: search(log_probs))
+    state, its_state = found.state, other.state
     assert_same(found, other, rtol=1e-12, atol=1e-12)
     assert state.lengths.equal(its_state.lengths)
 
@@ -165,24 +166,25 @@ def test_the_kernels_equal_python(
 def test_pieces_give_the_same_bits(cuts: list[int], with_grams: bool) -> None:
     log_probs = draw([13, 0, 9, 2], classes=4)
     ngram = NGram([[1, 2, 3, 1, 2], [3, 3, 1]], 4, order=3) if with_grams else None
-    search = CTCBeamSearch(beam=6, n_best=3, scorer=ngram)
-    whole, end = search(log_probs)
+    search = CTCBeamSearch(beam_size=6, n_best=3, scorer=ngram)
+    whole = search(log_probs)
     state, begin = None, 0
     for size in cuts:
-        found, state = search(rl.Ragged([rows[begin : begin + size] for rows in log_probs]), state)
+        found = search(rl.Ragged([rows[begin : begin + size] for rows in log_probs]), state)
+        state = found.state
         begin += size
     assert_same(found, whole, rtol=0, atol=0)
     assert state is not None
-    assert state.values.equal(end.values)
+    assert state.values.equal(whole.state.values)
 
 
 def test_a_long_sequence_forgets_unused_prefixes() -> None:
     """The trie is rebuilt after a million nodes, without a change of the result."""
     log_probs = draw([40_000], classes=8, dtype=torch.float32)
-    search = CTCBeamSearch(beam=16)
-    found, _ = search(log_probs)
-    _, state = search(rl.Ragged([log_probs[0][:20_001]]))
-    rest, _ = search(rl.Ragged([log_probs[0][20_001:]]), state)
+    search = CTCBeamSearch(beam_size=16)
+    found = search(log_probs)
+    state = search(rl.Ragged([log_probs[0][:20_001]])).state
+    rest = search(rl.Ragged([log_probs[0][20_001:]]), state)
     assert_same(found, rest, rtol=0, atol=0)
 
 
@@ -191,23 +193,23 @@ def test_bits_depend_on_the_sequence_only(
     dtype: torch.dtype, any_threads: Callable[[int], None]
 ) -> None:
     log_probs = draw([30, 2, 17, 25, 0, 40], classes=20, dtype=dtype)
-    search = CTCBeamSearch(beam=8, n_best=4)
+    search = CTCBeamSearch(beam_size=8, n_best=4)
     any_threads(3)
-    together = search(log_probs)[1]
+    together = search(log_probs).state
     any_threads(1)
     for item in range(len(log_probs)):
-        assert search(log_probs[item : item + 1])[1].values.equal(together[item])
+        assert search(log_probs[item : item + 1]).state.values.equal(together[item])
 
 
 @pytest.mark.usefixtures("path")
 def test_equal_scores_have_the_lowest_token_first() -> None:
-    found, _ = CTCBeamSearch(beam=3, n_best=3)(rl.Ragged([torch.full((1, 4), 0.25).log()]))
+    found = CTCBeamSearch(beam_size=3, n_best=3)(rl.Ragged([torch.full((1, 4), 0.25).log()]))
     assert listed(found)[0] == [
         ((), float(found.scores[0])),
         ((1,), float(found.scores[0])),
         ((2,), float(found.scores[0])),
     ]
-    found, _ = CTCBeamSearch(n_best=4, tokens_per_step=2)(
+    found = CTCBeamSearch(n_best=4, tokens_per_step=2)(
         rl.Ragged([torch.tensor([[0.4, 0.1, 0.2, 0.3]]).log()])
     )
     assert [tokens for tokens, _ in listed(found)[0]] == [(), (3,), (2,)]
@@ -216,28 +218,29 @@ def test_equal_scores_have_the_lowest_token_first() -> None:
 @pytest.mark.usefixtures("path")
 def test_items_without_a_possible_sequence_have_no_hypothesis() -> None:
     values = torch.full((2, 3), -math.inf)
-    found, state = CTCBeamSearch(n_best=2)(rl.Ragged([values, values[:0]]))
+    found = CTCBeamSearch(n_best=2)(rl.Ragged([values, values[:0]]))
+    state = found.state
     assert listed(found) == [[], [((), 0.0)]]
     assert found.best().lengths.tolist() == [0, 0]
-    again, _ = CTCBeamSearch()(draw([3, 3]).to(torch.float32), state)
+    again = CTCBeamSearch()(draw([3, 3]).to(torch.float32), state)
     assert again.offsets.tolist() == [0, 0, 1]
 
 
 def test_bfloat16_is_searched_in_float32() -> None:
     log_probs = draw([6, 9], classes=5).to(torch.bfloat16)
-    own = CTCBeamSearch(beam=4)(log_probs)[0]
+    own = CTCBeamSearch(beam_size=4)(log_probs)
     assert own.scores.dtype is torch.float32
-    assert_same(own, CTCBeamSearch(beam=4)(log_probs.to(torch.float32))[0], rtol=0, atol=0)
+    assert_same(own, CTCBeamSearch(beam_size=4)(log_probs.to(torch.float32)), rtol=0, atol=0)
 
 
 def test_states_are_selected_and_joined() -> None:
     log_probs = draw([5, 7, 3], classes=4)
-    search = CTCBeamSearch(beam=3)
+    search = CTCBeamSearch(beam_size=3)
     more = draw([4, 4], classes=4)
-    _, state = search(log_probs)
-    both, _ = search(more, state[[2, 0]])
+    state = search(log_probs).state
+    both = search(more, state[[2, 0]])
     for item, old in enumerate([2, 0]):
-        alone, _ = search(rl.Ragged([torch.cat([log_probs[old], more[item]])]))
+        alone = search(rl.Ragged([torch.cat([log_probs[old], more[item]])]))
         assert both.tokens[item].equal(alone.tokens[0])
         assert both.scores[item] == alone.scores[0]
 
@@ -246,15 +249,20 @@ def test_a_function_scores_like_the_model_that_it_calls() -> None:
     """The n-grams in C++, and the same model called once per step."""
     log_probs = draw([0, 9, 6], classes=5)
     ngram = NGram([[1, 2, 3, 4, 1, 2], [2, 2, 4], [4, 1]], 5, order=3)
-    options: dict[str, Any] = {"beam": 7, "n_best": 7, "scorer_weight": 1.3, "token_bonus": 0.5}
+    options: dict[str, Any] = {
+        "beam_size": 7,
+        "n_best": 7,
+        "scorer_weight": 1.3,
+        "token_bonus": 0.5,
+    }
     calls = []
 
     def scorer(prefixes: rl.Ragged, tokens: Tensor) -> Tensor:
         calls.append(len(tokens))
         return ngram(prefixes, tokens)
 
-    own, _ = CTCBeamSearch(**options, scorer=ngram)(log_probs)
-    called, _ = CTCBeamSearch(**options, scorer=scorer)(log_probs)
+    own = CTCBeamSearch(**options, scorer=ngram)(log_probs)
+    called = CTCBeamSearch(**options, scorer=scorer)(log_probs)
     assert_same(own, called, rtol=1e-12, atol=1e-12)
     assert len(calls) == 9
 
@@ -262,8 +270,8 @@ def test_a_function_scores_like_the_model_that_it_calls() -> None:
 def test_scores_are_added_to_exact_log_probabilities() -> None:
     (rows,) = log_probs = draw([4])
     ngram = NGram([[1, 2, 1]], 3, order=2)
-    found, _ = CTCBeamSearch(
-        beam=400, n_best=400, scorer=ngram, scorer_weight=0.5, token_bonus=0.1
+    found = CTCBeamSearch(
+        beam_size=400, n_best=400, scorer=ngram, scorer_weight=0.5, token_bonus=0.1
     )(log_probs)
     total, _ = enumerated(rows, 0)
     for tokens, score in listed(found)[0]:
@@ -372,11 +380,26 @@ STATE = rl.Ragged.from_flat(torch.tensor([3, 9, 0, 0], device="cpu"), lengths=[2
 
 
 @pytest.mark.usefixtures("path")
+def test_hypotheses_are_indexed_by_item() -> None:
+    found = CTCBeamSearch(beam_size=4, n_best=3)(draw([6, 0, 4]))
+    assert [len(item) for item in found] == found.offsets.diff().tolist()
+    first, second = found[0][:2]
+    assert first[0].tolist() == found.best()[0].tolist()
+    assert first[1] > second[1]
+    assert torch.equal(found[-1][0][0], found.best()[2])
+    with pytest.raises(IndexError, match="from -3 to 2, for 3 items"):
+        found[3]
+
+
 @pytest.mark.parametrize(
     ("call", "error", "says"),
     [
-        (lambda: CTCBeamSearch(0), ArgumentError, "beam must be .*at least 1, got 0"),
-        (lambda: CTCBeamSearch(2, n_best=3), ArgumentError, "n_best must be at most beam=2, got 3"),
+        (lambda: CTCBeamSearch(0), ArgumentError, "beam_size must be .*at least 1, got 0"),
+        (
+            lambda: CTCBeamSearch(2, n_best=3),
+            ArgumentError,
+            "n_best must be at most beam_size=2, got 3",
+        ),
         (lambda: CTCBeamSearch(tokens_per_step=0), ArgumentError, "tokens_per_step must be"),
         (lambda: CTCBeamSearch(scorer=3), ArgumentTypeError, "scorer must be an NGram"),  # type: ignore[arg-type]
         (
@@ -461,9 +484,9 @@ def test_refuses(call: Callable[[], Any], error: type[Exception], says: str) -> 
 
 def test_a_state_of_other_numbers_is_an_error_or_a_result() -> None:
     """Memory is safe whatever the numbers of a state are."""
-    search = CTCBeamSearch(beam=4)
+    search = CTCBeamSearch(beam_size=4)
     log_probs = draw([6, 9], classes=4)
-    _, state = search(log_probs)
+    state = search(log_probs).state
     errors = set()
     for _ in range(300):
         values = state.values.clone()

@@ -78,9 +78,9 @@ Call = tuple[Any, dict[str, Any]]
 INPUTS: dict[str, list[Callable[[], Call]]] = {
     "ragged": [lambda: (flat(2, 0, 3), {}), lambda: (flat(0, 0), {}), lambda: (flat(), {})],
     "all states": [
-        lambda: (flat(2, 0, 3), {"return_states": True}),
-        lambda: (flat(0, 0), {"return_states": True}),
-        lambda: (flat(), {"return_states": True}),
+        lambda: (flat(2, 0, 3), {"_with_states": True}),
+        lambda: (flat(0, 0), {"_with_states": True}),
+        lambda: (flat(), {"_with_states": True}),
     ],
     "without output": [
         lambda: (flat(2, 0), {"return_output": False}),

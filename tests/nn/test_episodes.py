@@ -164,7 +164,7 @@ def test_one_call_of_the_layer(kind: Any) -> None:
     assert type(rl.to_torch(rl.accelerate(model))) is kind
 
 
-def test_a_closure_over_a_converted_method_survives_unaccelerate() -> None:
+def test_a_closure_over_a_converted_method_survives_to_torch() -> None:
     model: Any = Policy()
     given = torch.randn(3, 8, 3), model.states(3, 8), torch.rand(3, 8) < 0.4
     expected = model(*given)

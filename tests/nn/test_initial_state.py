@@ -72,7 +72,8 @@ def layer_of(name: str, kind: str, layers: int = 2, both: bool = True, **options
 
 def by_hand(layer: Any, batch: rl.Ragged) -> Any:
     """Compute the initial state of a batch from the layer's parameters."""
-    if layer.initial_state == "module":
+    if isinstance(layer.initial_state, nn.Module):
+        assert layer.initial_state is layer.initial_module
         return layer.initial_module(batch)
     if layer.initial_state == "lengths":
         made = layer.initial_module

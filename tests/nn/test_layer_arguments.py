@@ -131,7 +131,7 @@ def test_the_seed_decides_the_weights(kind: Kind) -> None:
         rl.nn.GRU(D, H, initial_state="lengths"),
         rl.nn.Recurrent(nn.GRUCell, D, H, initial_state="learned"),
         rl.nn.CausalConv1d(D, H, 2),
-        rl.nn.Attention(H, memory_features=D),
+        rl.nn.Attention(H, kdim=D),
         rl.nn.AttentionDecoder(5, memory_size=D, hidden_size=H, attention="location"),
     ],
 )
@@ -235,7 +235,7 @@ def test_explain(kind: Kind) -> None:
     chosen = rl.explain(build(kind, backend="reference", schedule="lanes"), batch)
     assert (chosen.backend, chosen.schedule) == ("reference", "lanes")
     with rl.use_backend(backend="reference"):
-        assert rl.explain(layer, batch, return_states=True).backend == "reference"
+        assert rl.explain(layer, batch, with_states=True).backend == "reference"
 
 
 @pytest.mark.parametrize("kind", GATED)
@@ -330,13 +330,13 @@ def test_wrong_inputs_are_named(kind: Kind) -> None:
     ):
         with pytest.raises(RaglaneError, match=says):
             layer(*arguments)
-    for name in ("return_output", "return_states"):
+    for name in ("return_output",):
         with pytest.raises(RaglaneError, match=f"{name} must be .*got 1"):
             layer(batch, **{name: 1})
     for shape in ((2, 3, H), (1, 3, H + 1), (1,), (1, 1, 3, H)):
         state = torch.zeros(shape, dtype=torch.float64)
         with pytest.raises(RaglaneError, match=r"state must be .*\(1, B, 4\).*, got shape "):
-            layer.summary(None, state if states == 1 else (state,) * states)
+            layer.final(None, state if states == 1 else (state,) * states)
     with pytest.raises(RaglaneError, match="bidirectional=False"):
         build(kind, bidirectional=True).step(torch.ones(D, dtype=torch.float64))
     with pytest.raises(RaglaneError, match="x_t"):
@@ -392,7 +392,7 @@ def test_a_wrong_state_is_named_for_tensors_and_packs(
             ),
             "from_nested",
         ),
-        (lambda layer: layer.summary(None, None), "state must be .*got a NoneType"),
+        (lambda layer: layer.final(None, None), "state must be .*got a NoneType"),
     ],
 )
 def test_other_wrong_inputs_are_named(call: Any, says: str) -> None:

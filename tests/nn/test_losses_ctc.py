@@ -206,7 +206,7 @@ def test_nothing_is_padded() -> None:
 
 CTC: dict[str, Callable[[rl.Ragged, rl.Ragged], object]] = {
     "loss": ctc_loss,
-    "search": lambda log_probs, _: rl.nn.CTCBeamSearch(beam=2)(log_probs),
+    "search": lambda log_probs, _: rl.nn.CTCBeamSearch(beam_size=2)(log_probs),
     "alignment": rl.nn.ctc_align,
 }
 

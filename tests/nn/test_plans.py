@@ -48,7 +48,7 @@ def test_a_changed_layer_runs_as_a_new_one_does(change: Callable[[Any], Any]) ->
     assert rl.explain(used, batch) == rl.explain(new, batch)
 
 
-_PREPARED: list[dict[str, bool]] = [{}, {"resets": True}, {"return_states": True}]
+_PREPARED: list[dict[str, bool]] = [{}, {"resets": True}, {"with_states": True}]
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ _PREPARED: list[dict[str, bool]] = [{}, {"resets": True}, {"return_states": True
         for options in (_PREPARED if kind.cell in ("lstm", "gru") else [_PREPARED[number % 3]])
     ],
 )
-def test_prepare_changes_nothing_that_a_user_sees(kind: Any, options: dict[str, bool]) -> None:
+def test_warm_up_changes_nothing_that_a_user_sees(kind: Any, options: dict[str, bool]) -> None:
     layer = build(kind, 2, bidirectional=True, dropout=0.5, zoneout=0.2)
     layer.register_forward_hook(lambda *_: pytest.fail("a hook ran"))
     before, state = (
         torch.get_rng_state(),
         {name: part.clone() for name, part in layer.state_dict().items()},
     )
-    torch.inference_mode(not options)(layer.prepare)(
+    torch.inference_mode(not options)(layer.warm_up)(
         **options
     )  # in which it computes gradients all the same
     assert torch.equal(before, torch.get_rng_state())
@@ -114,7 +114,7 @@ def test_a_call_of_another_kind_is_planned_again(monkeypatch: pytest.MonkeyPatch
     narrow, half = (torch.autocast("cpu", dtype)(flat) for dtype in (torch.bfloat16, torch.float16))
     for kind, options, first, then in (
         ("lstm", {"backend": "torch"}, flat, dense),
-        ("lstm", {"backend": "torch"}, flat, partial(flat, return_states=True)),
+        ("lstm", {"backend": "torch"}, flat, partial(flat, _with_states=True)),
         ("sru", {"checkpoint_every": 2}, torch.no_grad()(flat), flat),
         ("gru", {}, narrow, half),
         ("gru", {}, flat, each),
@@ -151,7 +151,7 @@ def test_every_kind_of_call_agrees_with_the_reference() -> None:
         lambda layer: layer(padded[:, 0].clone(), (h[:, 0], c[:, 0])),
         lambda layer: layer(batch, resets=marks),
         lambda layer: layer(batch, (h, c), resets=marks),
-        lambda layer: layer(batch, return_states=True),
+        lambda layer: layer.with_states(batch),
     ]
     layers = [layer, build("lstm", initial_state="learned").eval(), build("lstm", 2).eval()]
     for layer in layers:

@@ -29,9 +29,10 @@ def one_sequence(pooling: nn.Module, x: Tensor) -> Tensor:
         return single[pooling.name]()
     assert isinstance(pooling, AttentionPooling)
     hidden, query = pooling.hidden.weight, pooling.query.weight
+    bias = pooling.hidden.bias if pooling.hidden.bias is not None else torch.zeros_like(hidden[0])
     blocks = []
-    for head, block in enumerate(x.chunk(pooling.heads, dim=1)):
-        scores = torch.stack([query[head] @ torch.tanh(hidden @ element) for element in x])
+    for head, block in enumerate(x.chunk(pooling.num_heads, dim=1)):
+        scores = torch.stack([query[head] @ torch.tanh(hidden @ element + bias) for element in x])
         blocks.append(
             sum(
                 (w * e for w, e in zip(scores.softmax(0), block, strict=True)),
@@ -43,7 +44,7 @@ def one_sequence(pooling: nn.Module, x: Tensor) -> Tensor:
 
 def build(name: str) -> nn.Module:
     if name == "attention, 3 heads":
-        return AttentionPooling(6, heads=3, dtype=torch.float64)
+        return AttentionPooling(6, num_heads=3, bias=True, dtype=torch.float64)
     return POOLINGS[name](6).double()
 
 
@@ -151,7 +152,7 @@ def test_compiles_without_a_break(name: str) -> None:
     [
         (lambda: Pooling("median"), ArgumentError, "one of last, first"),  # type: ignore[arg-type]
         (lambda: Pooling("attention"), ArgumentError, "AttentionPooling"),  # type: ignore[arg-type]
-        (lambda: AttentionPooling(6, heads=4), ArgumentError, "a divisor of features, 6"),
+        (lambda: AttentionPooling(6, num_heads=4), ArgumentError, "a divisor of embed_dim, 6"),
         (lambda: AttentionPooling(0), ArgumentError, "at least 1"),
         (
             lambda: AttentionPooling(6, dtype=torch.int64),

@@ -91,7 +91,7 @@ def test_dropout_has_no_effect_in_evaluation(name: str) -> None:
     plain.load_state_dict(layer.state_dict())
     batch = a_batch()
     assert_same(run(layer, batch), run(plain, batch), 0.0)
-    assert_same(run(layer, batch, return_states=True), run(plain, batch, return_states=True), 0.0)
+    assert_same(run(layer, batch, _with_states=True), run(plain, batch, _with_states=True), 0.0)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -353,7 +353,7 @@ def test_the_share_of_units_held(zoneout: Any) -> None:
     layer = rl.nn.LSTM(3, 400, zoneout=zoneout, dtype=torch.float64)
     batch = a_batch([9, 1, 8])
     hx = torch.randn(2, 1, 3, 400, dtype=torch.float64)
-    _, _, states = layer(batch, tuple(hx), return_states=True)
+    _, _, states = layer.with_states(batch, tuple(hx))
     for part, initial, share in zip(states[0], hx, parts(zoneout) * 2, strict=False):
         held = torch.cat(
             [own.diff(dim=0, prepend=initial[:, row]) == 0 for row, own in enumerate(part)]
@@ -366,3 +366,34 @@ def test_the_share_of_units_held(zoneout: Any) -> None:
             < 5 * (share * (1 - share) / held.numel()) ** 0.5
         )
         assert not torch.equal(held[0], held[1]), "each step draws its own"
+
+
+@pytest.mark.parametrize("name", ["input_dropout", "state_dropout", "weight_dropout", "zoneout"])
+def test_attributes_are_the_arguments(name: str) -> None:
+    shares: dict[str, Any] = {name: 0.25}
+    layer = rl.nn.LSTM(3, 4, **shares)
+    assert getattr(layer, name) == 0.25
+    other = rl.nn.LSTM(3, 4)
+    assert getattr(other, name) == 0
+    other.load_state_dict(layer.state_dict())
+    setattr(other, name, 0.25)
+    batch = a_batch(dtype=torch.float32)
+    results = []
+    for each in (layer, other):
+        torch.manual_seed(2)
+        results.append(each(batch)[0].values)
+    assert torch.equal(*results)
+    with pytest.raises(ArgumentError, match=f"{name} must be a probability"):
+        setattr(other, name, 1.5)
+
+
+def test_a_subclass_of_torchs_may_have_an_attribute_of_such_a_name() -> None:
+    class Own(torch.nn.LSTM):
+        def __init__(self) -> None:
+            super().__init__(3, 4)
+            self.zoneout = 0.5
+
+    layer = rl.accelerate(Own())
+    assert isinstance(layer, rl.nn.LSTM)
+    assert layer.zoneout == 0.5
+    assert rl.to_torch(layer).zoneout == 0.5

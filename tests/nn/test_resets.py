@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -310,3 +311,72 @@ def test_padded_resets_of_another_shape(shape: tuple[int, ...]) -> None:
     for lengths in (None, torch.tensor([3, 2])):
         with pytest.raises(ShapeError, match=r"resets must be .* \(3, 2\).*, got shape .*"):
             build("gru")(inputs, lengths=lengths, resets=torch.zeros(shape, dtype=torch.bool))
+
+
+class _Counting(torch.nn.Module):
+    """A cell whose own initial state is not zeros."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.linear = torch.nn.Linear(input_size, hidden_size)
+
+    def initial_state(self, count: int) -> Tensor:
+        return torch.full((count, self.hidden_size), 2.0, dtype=torch.float64)
+
+    def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        state = 0.5 * state + self.linear(x)
+        return state, state
+
+
+@pytest.mark.parametrize("initial_state", ["zeros", "learned"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(rl.nn.LSTM, num_layers=2),
+        partial(rl.nn.GRU, batch_first=True),
+        rl.nn.SLSTM,
+        partial(rl.nn.Recurrent, _Counting),
+    ],
+)
+@pytest.mark.parametrize("is_single", [False, True])
+def test_steps_with_resets(make: Any, initial_state: str, is_single: bool) -> None:
+    """Each step with resets is that of a whole call with resets, also after a state of NaN."""
+    layer = make(3, 4, initial_state=initial_state).double()
+    for parameter in layer.parameters():
+        torch.nn.init.uniform_(parameter, -1, 1)
+    steps = torch.randn(6, 3, dtype=torch.float64)
+    marks = torch.tensor([False, False, True, False, True, True])
+    whole, last = layer(rl.Ragged([steps]), resets=rl.Ragged([marks]))
+    state = None
+    for step, (x, done) in enumerate(zip(steps, marks, strict=True)):
+        rows = (x, done) if is_single else (x[None], done[None])
+        if done and state is not None:
+            parts = state if isinstance(state, tuple) else (state,)
+            parts = tuple(part.detach() * float("nan") for part in parts)
+            state = parts if isinstance(state, tuple) else parts[0]
+        out, state = layer.step(rows[0], state, resets=rows[1])
+        torch.testing.assert_close(out.reshape(-1), whole[0][step])
+    ours, theirs = (part if isinstance(part, tuple) else (part,) for part in (state, last))
+    for own, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own.reshape(expected.shape), expected)
+    parameters = list(layer.parameters())
+    gradients = [
+        torch.autograd.grad(
+            torch.cat(parts, -1).sum(), parameters, allow_unused=True, materialize_grads=True
+        )
+        for parts in (ours, theirs)
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_wrong_resets_of_a_step() -> None:
+    layer = rl.nn.GRU(3, 4)
+    _, state = layer.step(torch.randn(2, 3))
+    with pytest.raises(ArgumentTypeError, match="resets must be bools, True where an episode"):
+        layer.step(torch.randn(2, 3), state, resets=torch.tensor([0.0, 1.0]))
+    with pytest.raises(ShapeError, match=r"resets must be one bool per stream, of shape \(2,\)"):
+        layer.step(torch.randn(2, 3), state, resets=torch.tensor([True]))
+    layer = rl.nn.GRU(3, 4, initial_state="lengths")
+    with pytest.raises(ArgumentTypeError, match="initial_state must be 'zeros' or 'learned'"):
+        layer.step(torch.randn(2, 3), state, resets=torch.tensor([True, False]))

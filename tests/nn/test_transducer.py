@@ -51,14 +51,15 @@ def test_the_loss_is_that_of_one_sequence_after_another(cell: Any, blank: int) -
             rnnt_loss(Ragged([logits]), None, Ragged([labels]), blank=blank, reduction="none")
         )
     expected, parameters = torch.cat(losses), list(model.parameters())
-    own = model(frames, targets, reduction="none")
+    own = -model(frames, targets)
     torch.testing.assert_close(own, expected)
     pairs = zip(
         *(torch.autograd.grad(loss.sum(), parameters) for loss in (own, expected)), strict=True
     )
     for part, other in pairs:
         torch.testing.assert_close(part, other)
-    torch.testing.assert_close(model(frames, targets), expected.sum() / 5)
+    mean = (expected / torch.tensor([3, 1, 1, 1])).mean()
+    torch.testing.assert_close(model.loss(frames, targets), mean)
 
 
 @pytest.mark.parametrize("cell", ["gru", "lstm"])
@@ -68,7 +69,7 @@ def test_greedy(cell: str, max_symbols: int) -> None:
     model, frames = made(cell), random_batch([9, 0, 5, 1])
     with torch.no_grad():
         model.joint.bias[0] -= 0.5
-    found, _ = model.greedy(frames, max_symbols=max_symbols)
+    found = model.decode(frames, max_symbols=max_symbols)
     assert found.times is not None
     assert found.confidences is not None
     for index, own in enumerate(frames):
@@ -98,10 +99,11 @@ def test_a_stream_in_pieces(cell: str) -> None:
     model, frames = made(cell), random_batch([9, 4, 6])
     with torch.no_grad():
         model.joint.bias[0] -= 0.5
-    whole, after = model.greedy(frames)
+    whole = model.decode(frames)
     state, pieces = None, []
     for begin, end in itertools.pairwise([0, 2, 2, 5, 9]):
-        piece, state = model.greedy(Ragged([own[begin:end] for own in frames]), state)
+        piece = model.decode(Ragged([own[begin:end] for own in frames]), state)
+        state = piece.state
         pieces.append(piece)
     for name in ("tokens", "times", "confidences"):
         parts = [getattr(piece, name).to_list() for piece in pieces]
@@ -109,14 +111,13 @@ def test_a_stream_in_pieces(cell: str) -> None:
             torch.testing.assert_close(torch.cat([part[index] for part in parts]), expected)
     torch.testing.assert_close(sum(piece.scores for piece in pieces), whole.scores)
     assert state is not None
-    torch.testing.assert_close(state, after)
+    torch.testing.assert_close(state, whole.state)
 
 
 def probability(model: Transducer, frames: Tensor, tokens: list[int]) -> float:
     with torch.no_grad():
         return math.exp(
-            -float(model(Ragged([frames]), Ragged([torch.tensor(tokens, dtype=torch.int64)])))
-            * max(len(tokens), 1)
+            float(model(Ragged([frames]), Ragged([torch.tensor(tokens, dtype=torch.int64)])))
         )
 
 
@@ -127,7 +128,7 @@ def test_a_wide_beam_finds_the_most_probable_outputs(cell: str) -> None:
     outputs = [
         list(tokens) for size in range(3) for tokens in itertools.product([1, 2, 3], repeat=size)
     ]
-    found = model.search(frames, beam=60, max_length=2, n_best=5)
+    found = model.decode(frames, beam_size=60, max_length=2, n_best=5)
     assert found.tokens[int(found.offsets[1])].tolist() == []
     for item in (0, 2):
         expected = sorted(
@@ -192,13 +193,24 @@ def test_bad_arguments() -> None:
         with pytest.raises(error, match=text):
             model(given, Ragged(targets))  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="frames must be encoder_size = 3 features"):
-        model.search(Ragged([torch.zeros(4, 2)]), max_length=3)
+        model.decode(Ragged([torch.zeros(4, 2)]), beam_size=2, max_length=3)
     with pytest.raises(ArgumentError, match="max_symbols must be"):
-        model.greedy(frames, max_symbols=0)
-    _, state = model.greedy(frames)
+        model.decode(frames, max_symbols=0)
+    state = model.decode(frames).state
     with pytest.raises(
         ShapeError, match="state must be tensors with one row for each of the 1 items"
     ):
-        model.greedy(random_batch([3]), state)
-    with pytest.raises(ArgumentTypeError, match="state must be the state that greedy returned"):
-        model.greedy(frames, 3)  # type: ignore[arg-type]
+        model.decode(random_batch([3]), state)
+    with pytest.raises(ArgumentTypeError, match="state must be the state of a greedy search"):
+        model.decode(frames, 3)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="of the greedy search, got n_best, max_length with"):
+        model.decode(frames, max_length=2, n_best=2)
+    with pytest.raises(ArgumentError, match="state must be None for whole sequences"):
+        model.decode(frames, state, beam_size=2)
+
+
+def test_a_beam_writes_at_most_as_many_tokens_as_frames() -> None:
+    model, frames = made(), random_batch([2, 0, 3])
+    with torch.no_grad():
+        model.joint.bias[0] -= 20
+    assert model.decode(frames, beam_size=4).best().lengths.tolist() == [2, 0, 3]

@@ -182,7 +182,7 @@ def _batch(features: int | None = None, lengths: list[int] = _FOUR) -> rl.Ragged
 
 
 def test_weights_of_each_head_stand_at_their_elements() -> None:
-    weights = rl.nn.AttentionPooling(6, heads=3).weights(_batch(6))
+    weights = rl.nn.AttentionPooling(6, num_heads=3).weights(_batch(6))
     for head, axes in enumerate(plot.attention(weights).axes):
         assert axes.get_title(loc="left").startswith(f"attention, head {head}:")
         expected = {
@@ -299,7 +299,7 @@ def test_waste_is_what_cost_counts_for_the_batches_of_the_loader() -> None:
     for size, place in ((4, 0), (32, 1)):
         epochs = {
             "bucketed": BatchSampler(
-                lengths, BatchLimit(sequences=size), EpochOrder.grouped(), seed=3
+                lengths, BatchLimit(sequences=size), EpochOrder.bucketed(), seed=3
             ),
             "sorted": BatchSampler(lengths, BatchLimit(sequences=size), EpochOrder.sorted()),
         }

@@ -210,7 +210,7 @@ def calls_of_data() -> list[Call]:
         "mean": (0.0,),
         "std": (1.0,),
     }
-    learned: dict[str, Any] = {"task": "classify", "missing": "error", "standardize": True}
+    learned: dict[str, Any] = {"task": "classify", "missing": "raise", "standardize": True}
     return [
         partial(rl.collate, samples=[VALUES]),
         partial(lambda sample: rl.collate([sample, sample]), sample=VALUES),
@@ -229,9 +229,9 @@ def calls_of_data() -> list[Call]:
         partial(lambda index: data[index], index=0),
         partial(data.subset, index=[0]),
         partial(split, data=data, fraction=0.5, seed=0, stratify=True),
-        partial(data.cut, longest=1),
+        partial(data.chunk, longest=1),
         partial(read, source=__file__, columns=None, format="csv"),
-        partial(Preprocessor, **scaling, vocabulary=None, labels=("a",), missing="error"),
+        partial(Preprocessor, **scaling, vocabulary=None, labels=("a",), missing="raise"),
         partial(Preprocessor.fit, data=data, **learned, max_vocabulary=3, minimum_count=1),
         partial(fitted.apply, data=data, require_targets=True),
         partial(Preprocessor.from_config, config=fitted.to_config()),
@@ -243,14 +243,18 @@ def calls_of_batches() -> list[Call]:
     batches = BatchSampler([1, 2], limit)
     sampler: dict[str, Any] = {
         "lengths": [1, 2],
-        "limit": limit,
+        "batch_size": 1,
         "order": EpochOrder.random(),
-        "ranks": 2,
+        "max_elements": 2,
+        "max_padded": 3,
+        "too_long": "drop",
+        "bucket": False,
+        "num_replicas": 2,
         "rank": 1,
     }
     return [
         partial(BatchLimit, sequences=1, elements=2, padded=3, too_long="drop"),
-        partial(EpochOrder.grouped, pool=2, noise=0.1),
+        partial(EpochOrder.bucketed, pool=2, noise=0.1),
         partial(EpochOrder.windows, sequences=2, by_length=True, noise=0.1),
         partial(
             lambda **given: list(BatchSampler(**given)), **sampler, seed=0, largest_first=False
@@ -288,7 +292,7 @@ def calls_of_nn() -> list[Call]:
     shares: dict[str, Any] = {**numbers, "target": one.map(torch.sigmoid)}
     crf = rl.nn.CRF(4)
     fits, search = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1]), rl.nn.CTCBeamSearch()
-    limits: dict[str, Any] = {"beam": 2, "blank": 0, "n_best": 1, "tokens_per_step": 2}
+    limits: dict[str, Any] = {"beam_size": 2, "blank": 0, "n_best": 1, "tokens_per_step": 2}
     return [
         partial(losses.cross_entropy, **classes, label_smoothing=0.0),
         partial(losses.nll_loss, **classes),
@@ -306,9 +310,9 @@ def calls_of_nn() -> list[Call]:
         ),
         partial(rl.nn.Pooling, name="mean"),
         partial(rl.nn.Pooling("mean"), batch=one),
-        partial(rl.nn.AttentionPooling, features=4, heads=2),
+        partial(rl.nn.AttentionPooling, embed_dim=4, num_heads=2, bias=True),
         partial(rl.nn.AttentionPooling(4), batch=four),
-        partial(rl.nn.Attention, features=4, heads=2, memory_features=3, dropout=0.1),
+        partial(rl.nn.Attention, embed_dim=4, num_heads=2, kdim=3, dropout=0.1),
         partial(rl.nn.Attention(4), query=four, memory=four),
         partial(rl.nn.CRF, num_tags=4),
         partial(crf, emissions=four, tags=tags, reduction="mean"),
@@ -319,7 +323,8 @@ def calls_of_nn() -> list[Call]:
         partial(crf.log_partition, emissions=four),
         partial(crf.log_likelihood, emissions=four, tags=tags),
         partial(rl.nn.CTCBeamSearch, **limits, scorer=None, scorer_weight=1.0, token_bonus=0.0),
-        partial(search, log_probs=log_probs, state=search(log_probs)[1]),
+        partial(search, log_probs=log_probs, state=search(log_probs).state),
+        partial(rl.nn.ctc_greedy_search, log_probs=log_probs, blank=0),
         partial(rl.nn.ctc_align, log_probs=log_probs, targets=fits, blank=0),
         partial(rl.nn.NGram, sequences=labels, num_tokens=4, order=2),
         partial(rl.nn.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),

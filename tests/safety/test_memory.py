@@ -409,7 +409,7 @@ def test_one_row_or_none_says_nothing_about_more(rows: int) -> None:
 @pytest.mark.parametrize("kind", [rl.nn.LSTM, rl.nn.QRNN, rl.nn.SRU])
 def test_backward_overwrites_nothing_that_a_call_returned(kind: Any) -> None:
     given, layer = batch(), kind(5, 7)
-    out, _, states = layer(given, return_states=True)
+    out, _, states = layer.with_states(given)
     c = states[0][1].values.detach()
     weight, before = torch.ones(7, requires_grad=True), c.clone()
     product = (c * weight).sum()

@@ -46,7 +46,7 @@ def served(engine: Engine, data: Any, split: int = 3) -> list[torch.Tensor]:
     [
         *[
             (SERIES, LABELS, {"pooling": name})
-            for name in ("summary", "attention", "logsumexp", "mean", "max", "last")
+            for name in ("final", "attention", "logsumexp", "mean", "max", "last")
         ],
         (SERIES, LABELS, {"cell": "slstm", "num_layers": 2}),
         (SERIES, LABELS, {"cell": "lstm", "zoneout": 0.1, "initial_state": "learned"}),

@@ -91,7 +91,7 @@ def differences(name: str, with_resets: bool, units: int = 0) -> list[float]:
         given = tuple(own[1:]) if len(states) > 1 else own[1]
         with rl.use_backend(backend=used):
             batch = rl.Ragged.from_flat(own[0], lengths=lengths)
-            results = results_of(layer(batch, given, return_states=True, resets=resets))
+            results = results_of(layer.with_states(batch, given, resets=resets))
         found.append([*results, *gradients(results, [*own, *layer.parameters()])])
     return [_error(mine, right) for right, mine in zip(*found, strict=True)]
 
@@ -342,8 +342,8 @@ def prepared(name: str) -> list[int]:
                 with torch.no_grad():
                     layer(batch)
             else:
-                layer.prepare()
-                layer.prepare(resets=True)
+                layer.warm_up()
+                layer.warm_up(resets=True)
             counts[which + 1] = launch.compiled.cache_info().misses - before
     return counts
 

@@ -104,7 +104,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     ],
     **{
         f"pooling {name}": lambda name=name: rl.nn.SequenceEncoder(6, 4, pooling=name)  # type: ignore[misc]
-        for name in ("summary", "last", "first", "mean", "max", "logsumexp", "attention")
+        for name in ("final", "last", "first", "mean", "max", "logsumexp", "attention")
     },
 }
 

@@ -10,15 +10,15 @@ from typing import Any
 
 import uvicorn
 
+from raglane.serve.app import settings
+
 
 @contextmanager
 def served(app: Any) -> Iterator[str]:
     """Serve an application on a port, with the settings of the command that matter; yield host and
     port.
     """
-    server = uvicorn.Server(
-        uvicorn.Config(app, port=0, log_level="error", ws="websockets-sansio", lifespan="on")
-    )
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="error", **settings(app)))
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

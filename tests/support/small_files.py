@@ -76,6 +76,20 @@ def _folder(path: Path) -> None:
         (path / f"{name}.txt").write_text("\n".join(lines))
 
 
+def _conll(path: Path) -> None:
+    rows = ["\n".join(f"w{step} T{row % 2}" for step in range(row % 4 + 1)) for row in range(23)]
+    path.write_text("\n\n".join(rows))
+
+
+def _arff(path: Path) -> None:
+    lines = ["@relation r", "@attribute x relational", "@attribute t0 numeric", "@end x"]
+    lines += ["@attribute kind {a,b}", "% a note", "@data"]
+    for row in range(23):
+        steps = ",".join(f"{row}.{step}" for step in range(row % 3 + 1))
+        lines.append(f"'{steps}\\n{steps}',{'ab'[row % 2]}")
+    path.write_text("\n".join(lines))
+
+
 def _text(path: Path) -> None:
     path.write_text("\n".join("a text" if row % 3 else "\u2003 " for row in range(20)))
 
@@ -104,6 +118,8 @@ _WRITERS: dict[str, Callable[[Path], object]] = {
     "folder": _folder,
     "npz": _npz,
     "text": _text,
+    "conll": _conll,
+    "arff": _arff,
     "arrow": lambda path: write_table(path, _TABLE),
     "parquet": lambda path: write_table(path, _TABLE),
     "jsonl": lambda path: path.write_text("\n\n".join(map(json.dumps, ROWS))),
@@ -118,8 +134,10 @@ def written(name: str, folder: Path) -> Path:
 
 
 def asked(name: str) -> Columns:
-    """Return the columns for the file of a format; only text has no labels."""
-    return Columns(task="forecast") if name == "text" else Columns()
+    """Return the columns for the file of a format; only text has no labels, and CoNLL one per
+    word.
+    """
+    return Columns(task={"text": "forecast", "conll": "tag"}.get(name, "classify"))
 
 
 def joined(parts: list[Records]) -> Records:

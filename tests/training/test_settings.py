@@ -72,7 +72,7 @@ def test_every_choice_is_accepted_and_kept(name: str, choices: tuple[str, ...]) 
 
 def test_the_names_are_those_of_the_library() -> None:
     assert set(LAYERS) == set(LAYERS_OF_NN)
-    assert set(POOLINGS) == {"summary", *POOLINGS_OF_NN}
+    assert set(POOLINGS) == {"final", *POOLINGS_OF_NN}
     assert tuple(CLASSES) == tuple(TASKS)
     assert MISSING == MISSING_OF_DATA
     assert TOO_LONG == TOO_LONG_OF_DATA

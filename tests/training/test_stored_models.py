@@ -134,7 +134,7 @@ def test_damaged_json(work: Path, file: str, capsys: Capsys) -> None:
 @pytest.mark.parametrize(
     ("changes", "piece"),
     [
-        ({"format_version": 99}, "at most 2 for this version ... format version 99"),
+        ({"format_version": 99}, "at most 3 for this version ... format version 99"),
         ({"format": "other"}, "format 'other'"),
         ({"model": {"task": "classify"}}, "whole and unchanged"),
         ({"model": {"cell": "other"} | _MODEL}, "config.json: cell must be ... got 'other'"),

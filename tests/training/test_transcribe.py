@@ -17,8 +17,8 @@ from commands import FAST, Capsys, fails, prints, read_rows
 from raglane.cli import main
 from raglane.data import Columns, Dataset, Preprocessor, read
 from raglane.errors import ArgumentError, ExportError
+from raglane.nn import ctc_greedy_search
 from raglane.training.checkpoint import SavedModel
-from raglane.training.decoders import best_path
 from raglane.training.inference import evaluate, predict
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import DECODERS, Settings
@@ -118,7 +118,7 @@ def test_the_best_path_is_collapsed(seed: int) -> None:
     log_probs = rl.Ragged(
         [torch.from_numpy(chance.normal(size=(length, 3))).log_softmax(-1) for length in lengths]
     )
-    found = best_path(log_probs)
+    found = ctc_greedy_search(log_probs)
     assert found.times is not None
     for place, own in enumerate(log_probs):
         labels = own.argmax(1).tolist() if len(own) else []
@@ -448,10 +448,10 @@ def test_sequences_too_short_for_ctc(capsys: Capsys, tmp_path: Path) -> None:
             "--label-split must be left out for all tasks except",
         ),
         (["--task", "transcribe", "--bptt-steps", "5"], "--bptt-steps must be None"),
-        (["--task", "transcribe", "--pooling", "mean"], "--pooling must be summary"),
+        (["--task", "transcribe", "--pooling", "mean"], "--pooling must be final"),
         (["--task", "transcribe", "--class-weights", "balanced"], "--class-weights must be none"),
         (
-            ["--task", "transcribe", "--too-long", "split", "--batch-elements", "50"],
+            ["--task", "transcribe", "--too-long", "chunk", "--batch-elements", "50"],
             "whose targets cannot be split",
         ),
         (

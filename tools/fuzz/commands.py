@@ -24,7 +24,7 @@ _ODD = ["", " ", "-1", "0", "1", "2", "nan", "inf", "1e999", "x", "9" * 30, "9" 
 _MODEL = {
     "--task": ["classify", "tag", "regress", "multilabel", "forecast", "language", "transcribe"],
     "--cell": ["gru", "lstm", "rnn", "sru", "indrnn", "minlstm"],
-    "--pooling": ["summary", "last", "mean", "attention"],
+    "--pooling": ["final", "last", "mean", "attention"],
     "--initial-state": ["learned", "lengths"],
     "--dropout": ["0.5", "1"],
     "--zoneout": ["0.1"],

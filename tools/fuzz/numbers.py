@@ -68,7 +68,7 @@ class Round:
                 self.layer.cell, [torch.randn(*rows, size) for size in self.layer.state_sizes]
             )
             self.state = tuple(part.to(self.dtype) for part in state)
-        self.return_states = chance.random() < 0.2
+        self.with_states = chance.random() < 0.2
 
     def moved(self) -> Round:
         """Return the same round with every input moved by one or two roundings."""
@@ -98,7 +98,7 @@ class Round:
     ) -> list[Tensor]:
         """Return the output, the final states and, in some rounds, all states."""
         batch = rl.Ragged.from_flat(values, lengths=lengths)
-        return results_of(layer(batch, hx(state), return_states=self.return_states))
+        return results_of(layer(batch, hx(state), _with_states=self.with_states))
 
     def with_gradients(self, layer: Any) -> list[Tensor]:
         """Return the same, and the gradients of values, states and weights for a fixed loss."""

@@ -18,6 +18,7 @@ from raglane.cli.compare import bench, compare
 from raglane.cli.console import log, log_error
 from raglane.cli.data import convert, inspect
 from raglane.cli.models import evaluate, export, predict, sample
+from raglane.cli.once import OnceCommand
 from raglane.cli.serve import serve
 from raglane.cli.train import train, tune
 from raglane.errors import DivergedError, RaglaneError
@@ -78,7 +79,7 @@ for command in (
     serve,
     bench,
 ):
-    app.command(epilog=_EXIT_CODES)(command)
+    app.command(epilog=_EXIT_CODES, cls=OnceCommand)(command)
 
 
 def run(arguments: list[str]) -> int:

@@ -226,7 +226,8 @@ def predict(
     output: Annotated[
         Path | None,
         options.output(
-            "File to write: .parquet, .csv or .jsonl.", show_default="CSV on standard output"
+            "File to write: .parquet, .csv or .jsonl; or .conll, if DATA is CoNLL.",
+            show_default="CSV on standard output",
         ),
     ] = None,
     probabilities: Annotated[
@@ -331,7 +332,7 @@ def predict(
     log = console.logger(quiet)
     _log_notes(records, model, log)
     predictions = model.predict(records, **more)
-    write_predictions(output, predictions, others, escape_formulas=escape_formulas)
+    write_predictions(output, predictions, others, escape_formulas=escape_formulas, data=records)
     if skips:
         log_skipped(len(records.skipped), list_of_skipped, log)
     log(f"predictions: {len(predictions):,} sequences, {output}")

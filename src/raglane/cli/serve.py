@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import os
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,15 +30,27 @@ _TOKEN = "RAGLANE_TOKEN"
 @options.command
 def serve(
     runs: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Argument(
             parser=options.path,
-            metavar="RUN...",
+            metavar="[RUN...]",
             help="Folders of runs or of saved models; the name of a folder is that of its model.",
             show_default=False,
         ),
-    ],
+    ] = None,
     *,
+    model: Annotated[
+        list[str] | None,
+        option(
+            "Layer or module to serve, as package.module:function, whose function returns it; "
+            "NAME=package.module:function names it. May be repeated.",
+            show_default="none",
+        ),
+    ] = None,
+    features: Annotated[
+        int | None,
+        option("Numbers in a frame of each --model.", show_default="those of its first layer"),
+    ] = None,
     port: Annotated[int, option("Port; 0 takes a free one.")] = 8000,
     host: Annotated[
         str, option("Address of this machine to which clients connect, e.g. 0.0.0.0 for all.")
@@ -55,6 +69,13 @@ def serve(
     client_streams: Annotated[int, option("Most live streams of a client address.")] = 256,
     max_message: Annotated[int, option("Most bytes of a request or of a message of a stream.")] = 4
     * 2**20,
+    period: Annotated[
+        float | None,
+        option(
+            "Seconds between frames of a stream; while results take longer, no stream is accepted.",
+            show_default="none",
+        ),
+    ] = None,
     idle: Annotated[float, option("Seconds after which an idle stream is closed.")] = 300,
     drain: Annotated[
         float, option("Most seconds after SIGTERM in which queued frames are answered.")
@@ -79,7 +100,8 @@ def serve(
     quiet: options.Quiet = False,
     cell: options.Cell = None,
 ) -> None:
-    """Serve the best models of runs over HTTP: whole sequences, and live streams over WebSocket.
+    """Serve the best models of runs, and layers or modules, over HTTP: whole sequences, and live
+    streams over WebSocket.
 
     A live stream gets the results of the whole sequence so far, bit for bit. A run that reads
     sequences from the end has no live streams. The page at the root of the address has a form and a
@@ -91,6 +113,8 @@ def serve(
     raglane serve runs/vowels
 
     raglane serve runs/vowels runs/names --port 8080 --slots 5000
+
+    raglane serve --model voice=detectors:make --features 512
     """
     for module in ("fastapi", "uvicorn", "websockets", "prometheus_client", "jinja2"):
         require(module, "serve")
@@ -103,14 +127,27 @@ def serve(
     secret = _token(token_file)
     family, where = _address(host, port)
     allowed = _allowed(host, where[0], allow_host or [], secret)
+    runs = runs or []
     names = _names(runs)
+    specs = _specs(model or [], names)
+    if not names and not specs:
+        raise ArgumentError("RUN", "none", "a run, or --model", "pass e.g. runs/vowels")
+    if features is not None and not specs:
+        raise ArgumentError("features", str(features), "passed with --model", "leave it out")
     import torch
 
     from raglane.runs.run import load
-    from raglane.serve.app import create_app
+    from raglane.serve.app import CHUNK, create_app
     from raglane.serve.hosts import is_loopback
 
-    models = {name: load(run, cell=cell) for name, run in zip(names, runs, strict=True)}
+    models: dict[str, Any] = {
+        name: load(run, cell=cell) for name, run in zip(names, runs, strict=True)
+    }
+    tasks = {name: run.task for name, run in models.items()}
+    dtype = torch.int8 if int8 else None
+    engines = {"slots": slots, "threads": threads, "max_queue": max_queue, "idle": idle}
+    for name, spec in specs.items():
+        models[name] = _engine(spec, features=features, dtype=dtype, chunk=CHUNK, **engines)
     app = create_app(
         models,
         token=secret,
@@ -118,11 +155,9 @@ def serve(
         max_message=max_message,
         origins=origin or (),
         allow_hosts=allowed,
-        slots=slots,
-        threads=threads,
-        max_queue=max_queue,
-        idle=idle,
-        dtype=torch.int8 if int8 else None,
+        period=period,
+        dtype=dtype,
+        **engines,
     )
     log = console.logger(quiet)
     with _listening(family, where, host) as listener:
@@ -131,14 +166,55 @@ def serve(
         address = f"http://{shown_host}:{where[1]}"
         for name, served in app.state.server.served.items():
             reason = f", whole sequences only: {served.reason}" if served.reason else ""
-            log(f"model: {name} ({models[name].task}){reason}")
+            log(f"model: {name} ({tasks.get(name, 'module')}){reason}")
         if secret is None and not is_loopback(where[0]):
             log(
                 f"note: other machines can connect, and need no token; --token-file or {_TOKEN} sets one"
             )
-        code = _run(app, listener, drain, max_message, lambda: log(f"serving: {address}"))
+        code = _run(app, listener, drain, lambda: log(f"serving: {address}"))
     if code:
         raise typer.Exit(code)
+
+
+def _specs(models: list[str], names: list[str]) -> dict[str, str]:
+    """Return the functions of models by the names of their models."""
+    specs: dict[str, str] = {}
+    for text in models:
+        name, _, spec = text.rpartition("=")
+        module, _, function = spec.partition(":")
+        if not all(word.isidentifier() for word in (*module.split("."), function)):
+            rule = "package.module:function, or NAME=package.module:function"
+            raise ArgumentError("model", quote(text), rule, "pass e.g. detectors:voice")
+        name = name or function
+        if name in specs or name in names:
+            fix = "name one with NAME=package.module:function"
+            raise ArgumentError("model", f"two named {quote(name)}", "different names", fix)
+        specs[name] = spec
+    return specs
+
+
+def _engine(spec: str, **settings: Any) -> Any:
+    """Return an engine of the layer or module that a function returns."""
+    from torch import nn
+
+    from raglane.serve.engine import Engine
+
+    module_name, _, function_name = spec.partition(":")
+    # As for python -m, modules in the current folder can be imported.
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = getattr(importlib.import_module(module_name), function_name)
+        module = module if isinstance(module, nn.Module | list) else module()
+    except Exception as error:
+        got = f"{spec} ({type(error).__name__}: {error})"
+        rule = "a function without arguments that returns a layer or module"
+        raise ArgumentError("model", got, rule, "correct it") from error
+    finally:
+        sys.path.remove(os.getcwd())
+    for layer in module if isinstance(module, list) else [module]:
+        if isinstance(layer, nn.Module):
+            layer.eval()
+    return Engine(module, **settings)
 
 
 def _names(runs: list[Path]) -> list[str]:
@@ -218,11 +294,11 @@ def _listening(family: socket.AddressFamily, address: tuple[Any, ...], host: str
         return socket.create_server(address[:2], family=family, backlog=2048)
 
 
-def _run(
-    app: FastAPI, listener: socket.socket, drain: float, max_message: int, started: Any
-) -> int:
+def _run(app: FastAPI, listener: socket.socket, drain: float, started: Any) -> int:
     """Serve until a signal; return the exit code: 0 if all queued frames were answered."""
     import uvicorn
+
+    from raglane.serve.app import settings
 
     class Server(uvicorn.Server):
         code = 0
@@ -257,13 +333,8 @@ def _run(
         log_level="error",
         access_log=False,
         server_header=False,
-        ws="websockets-sansio",
-        ws_max_size=max_message,
-        ws_ping_interval=20,
-        # A client that is not read from cannot answer a ping.
-        ws_ping_timeout=60,
-        ws_per_message_deflate=False,
         timeout_graceful_shutdown=2,
+        **settings(app),
     )
     server = Server(config)
     server.run([listener])

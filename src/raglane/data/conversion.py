@@ -42,9 +42,16 @@ from raglane.data.formats.ipc import (
     is_converted,
     seal,
 )
-from raglane.data.formats.pieces import ON_BAD_ROW, SKIPPED, Alike, sift, skipped_lines
+from raglane.data.formats.pieces import (
+    ON_BAD_ROW,
+    SKIPPED,
+    Alike,
+    sift,
+    skipped_lines,
+    without_bad_elements,
+)
 from raglane.data.fragments import Layout, check_labels
-from raglane.data.records import LISTS, Columns, Records, Skipped
+from raglane.data.records import LISTS, READING, Columns, Records, Skipped
 from raglane.data.shards import bounded, bytes_of, offsets_in, span_in, write_shard
 from raglane.data.statistics import Statistics
 from raglane.data.stores import expand, fingerprint, local, size_of
@@ -80,7 +87,7 @@ def convert(
     columns: Columns | None = None,
     *,
     format: str | None = None,
-    on_bad_row: Literal["fail", "skip"] = "fail",
+    on_bad_row: Literal["raise", "skip"] = "raise",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
@@ -99,7 +106,7 @@ def convert(
         output: the folder to write.
         columns: the roles of the columns; others are guessed from the first rows.
         format: a key of ``FORMATS``; None uses the suffix.
-        on_bad_row: ``"fail"``, or ``"skip"`` to leave out and list rows that break a rule.
+        on_bad_row: ``"raise"``, or ``"skip"`` to leave out and list rows that break a rule.
         overwrite: whether to replace an existing folder with other content.
         progress: an object whose methods are called with the progress of the conversion.
 
@@ -235,6 +242,7 @@ class _Writer:
             bad: list[Skipped] | None = [] if job.on_bad_row == "skip" else None
             read = 0
             kinds = set[str]()
+            piece = without_bad_elements(piece, bad, location)
             for records in sift(piece, bad, self._state.checked, location):
                 read += 1
                 kinds.update(Layout.of(records).label_kinds)
@@ -317,7 +325,7 @@ def _finish(folder: Path, job: Job, state: State) -> None:
     if job.on_bad_row == "skip":
         write_file(folder / SKIPPED, skipped_lines(state.skipped))
     read = state.columns or job.columns
-    names = (*LISTS, "split", "label_split", "tokens", "time_gaps", "wide")
+    names = (*LISTS, "split", "label_split", "tokens", *READING)
     description = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,

@@ -25,7 +25,7 @@ from raglane.data.gathering import Codes, Fragments, Gathered
 from raglane.data.hashing import sequence_hashes
 from raglane.data.missing import refuse_absent
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Columns, Feature, Records, Targets, for_task
+from raglane.data.records import NO_ROLES, Columns, Feature, Records, Targets, for_task
 from raglane.data.statistics import Statistics
 from raglane.data.stores import Memory, stores_of
 from raglane.data.tensors import Sequences, Tensors
@@ -66,6 +66,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         columns: which columns hold what. A second file is read in the same way with them.
         source: the file or folder, or ``Path("data")``.
         notes: lines for the user, such as guessed columns.
+        roles: which column is what, by which rule; () for data that is not in memory.
         skipped: the rows that ``on_bad_row="skip"`` left out.
 
     Raises:
@@ -102,6 +103,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         stores, self.columns = stores_of(source, columns, format)
         read = [store.in_memory for store in stores if store.in_memory is not None]
         self.notes = tuple(dict.fromkeys(note for records in read for note in records.notes))
+        self.roles = read[0].roles if read else NO_ROLES
         self.skipped = tuple(row for records in read for row in records.skipped)
         # The only source, if it is in memory.
         self._in_memory = stores[0].in_memory if len(stores) == 1 else None
@@ -415,7 +417,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         pieces.
         """
         if self._is_cut:
-            fix = "read columns, fit and apply a preprocessor first, then cut; rl.fit cuts with too_long='split'"
+            fix = "read columns, fit and apply a preprocessor first, then cut; rl.fit cuts with too_long='chunk'"
             raise ArgumentError("data", "the pieces of Dataset.cut", "whole sequences", fix)
 
     def subset(self, index: _Index) -> Dataset:
@@ -432,7 +434,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         rows = read_index(index, len(self))
         return self._rows_of(rows, None if self._tensors is None else self._tensors.select(rows))
 
-    def cut(self, longest: int) -> Dataset:
+    def chunk(self, longest: int) -> Dataset:
         """Return the same elements, in memory, with longer sequences cut into pieces.
 
         Read columns such as ``labels``, and apply a preprocessor, before. The pieces of a sequence
@@ -452,7 +454,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
         Example:
             >>> from raglane.data import read
-            >>> pieces = read([[0.0, 0.1], [0.2, 0.3, 0.4]], labels=["a", "b"]).cut(2)
+            >>> pieces = read([[0.0, 0.1], [0.2, 0.3, 0.4]], labels=["a", "b"]).chunk(2)
             >>> pieces.lengths.tolist(), [item["target"].item() for item in pieces], pieces.ids
             ([2, 2, 1], [0, 1, 1], (0, 1, 1))
         """
@@ -486,7 +488,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
         Raises:
             ArgumentTypeError: neither integers nor booleans.
-            DataError: a damaged file, a missing feature under ``missing="error"``, or an unknown
+            DataError: a damaged file, a missing feature under ``missing="raise"``, or an unknown
                 label.
             IndexError: a row that does not exist.
         """

@@ -34,6 +34,13 @@ _day_name = re.compile(
 _name_day = re.compile(
     rf"(?P<month>[A-Za-z]{{3,9}})(?P<mark> )(?P<first>\d{{1,2}})(?P<comma>,?) (?P<year>\d{{4}}){_TIME}"
 ).fullmatch
+# The tests of a date, and their formats; in the first the day or the month is first.
+_FORMS = (
+    (_numeric, "{}{mark}{}{mark}{year}"),
+    (_year_first, "%Y{mark}%m{mark}%d"),
+    (_day_name, "%d{mark}{month}{mark}{year}"),
+    (_name_day, "{month}{mark}%d{comma} {year}"),
+)
 is_clock = re.compile(rf"{_CLOCK}{_HALF}").fullmatch
 _has_zone = re.compile(r"\d[T ].*(?:[Zz]|[+-]\d\d:?(?:\d\d)?)$")
 _period = re.compile(r"\d{4}\W?[Qq][1-4]|\d{4} [A-Z][a-z]{2}").fullmatch
@@ -57,23 +64,20 @@ class Mixed:
 
 def is_date(text: str) -> bool:
     """Return True for a date, with or without a time of day."""
-    return any(test(text) for test in (_iso, _numeric, _year_first, _day_name, _name_day))
+    if (match := _numeric(text)) is not None:
+        days = sorted((int(match["first"]), int(match["other"])))
+        return 0 < days[0] <= 12 and days[1] <= 31
+    return any(test(text) for test in (_iso, _year_first, _day_name, _name_day))
 
 
 def format_of(entries: Entries) -> str | Ambiguous | Mixed | None:
     """Return the ``strptime`` format of the dates in a column; None if they need none."""
     words = [word.strip() for word in entries.tolist() if word.strip()]
     first = words[0] if words else ""
-    for test, days in (
-        (_numeric, "{}{mark}{}{mark}{year}"),
-        (_year_first, "%Y{mark}%m{mark}%d"),
-        (_day_name, "%d{mark}{month}{mark}{year}"),
-        (_name_day, "{month}{mark}%d{comma} {year}"),
-    ):
-        if (match := test(first)) is not None:
-            break
-    else:
+    matches = [(match, days) for test, days in _FORMS if (match := test(first)) is not None]
+    if not matches:
         return None
+    match, days = matches[0]
     parts = match.groupdict()
     names = {
         "mark": parts["mark"],
@@ -82,7 +86,7 @@ def format_of(entries: Entries) -> str | Ambiguous | Mixed | None:
         "month": "%b" if len(parts.get("month") or "") == 3 else "%B",
     }
     clock = _clock_of(parts)
-    if test is not _numeric:
+    if not days.startswith("{}"):
         return days.format(**names) + clock
     return _ordered(words, days, names, clock)
 

@@ -33,6 +33,9 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 # The token for every word outside of the vocabulary: the first entry of each vocabulary.
 UNKNOWN = "<unk>"
+# The label of elements that do not count, and their class.
+IGNORED = "-100"
+IGNORED_CLASS = -100
 
 # The token before and after each text of a language model: the second entry of its vocabulary.
 END = "<end>"
@@ -135,7 +138,7 @@ def fit_encoders(counted: Mapping[str, FeatureCounts], missing: str) -> tuple[Fe
     """Fit the scale or the vocabulary of each feature."""
     encoders = []
     for name, counts in counted.items():
-        if counts.missing and missing == "error":
+        if counts.missing and missing == "raise":
             got = f"{counts.missing:,} missing in the feature {quote(name)}"
             raise DataError(
                 "data", got, "data with complete features", f"correct the data, or {how_to_fill()}"
@@ -179,7 +182,7 @@ def encode(
             name = f"{source}: {quote(encoder.name)}"
             rule = f"{encoder.kind}, as in training"
             raise DataError(name, got, rule, "pass data with this feature")
-        if missing == "error":
+        if missing == "raise":
             _refuse_missing(feature, source)
         if encoder.vocabulary is None:
             column = ((feature.values - encoder.mean) / encoder.std).astype(np.float32)
@@ -193,7 +196,7 @@ def encode(
     block = (
         np.stack(numbers, axis=1) if numbers else np.zeros((int(offsets[-1]), 0), dtype=np.float32)
     )
-    if missing != "error":
+    if missing != "raise":
         block = fill_missing(block, offsets, missing)
     return np.concatenate([block, *(column[:, None] for column in indices)], axis=1)
 
@@ -259,6 +262,23 @@ def _label_key(label: str) -> tuple[int, float, str]:
         return 1, 0.0, label
     # NaN has no order, so it is sorted as a word.
     return (0, number, label) if number == number else (1, 0.0, label)
+
+
+def without_ignored(labels: Iterable[str], task: str) -> list[str]:
+    """Return the labels of a task without the one of elements that do not count.
+
+    As in torch's losses, -100 marks them, if all other labels of elements are whole numbers from 0.
+    """
+    words = list(labels)
+    others = [label for label in words if label != IGNORED]
+    facts = TASKS[task]
+    per_element = facts.label == "class" and facts.per == "element"
+    return others if per_element and ignores(others) else words
+
+
+def ignores(labels: Sequence[str]) -> bool:
+    """Return True if -100 is no label among these, but marks elements that do not count."""
+    return are_whole(labels) and all(label.isdigit() for label in labels)
 
 
 def are_whole(labels: Sequence[str]) -> bool:
@@ -339,7 +359,7 @@ def fit_targets(statistics: Statistics, task: str, source: str) -> dict[str, Any
     if kind != "numbers":
         if not statistics.labels and kind == "class":
             raise nothing_to_learn(source, task)
-        labels = tuple(sort_labels(statistics.labels))
+        labels = tuple(sort_labels(without_ignored(statistics.labels, task)))
         if kind == "class":
             return {"labels": labels}
         if not labels:

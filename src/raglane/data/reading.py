@@ -29,6 +29,7 @@ from raglane.data.dataset import Dataset
 from raglane.data.formats.arrow import Reader, label_kinds, label_split_of, read_labels
 from raglane.data.formats.base import columns_argument, unused_notes
 from raglane.data.formats.entries import read_table
+from raglane.data.padding import without_padding
 from raglane.data.records import ROLES, Columns, Records, as_float32, offsets_of
 from raglane.data.stores import table_from
 from raglane.errors import (
@@ -81,7 +82,7 @@ def read(
     format: str | None = None,
     *,
     labels: Any = None,
-    on_bad_row: Literal["fail", "skip"] = "fail",
+    on_bad_row: Literal["raise", "skip"] = "raise",
 ) -> Dataset:
     r"""Read sequences into memory: those of a file or folder, or of objects of a program.
 
@@ -110,7 +111,7 @@ def read(
             folder.
         labels: of objects, the targets of the task, one entry per sequence: a label, a list with a
             label per element, or numbers; None uses those of ``source``, if it has any.
-        on_bad_row: of a path, ``"fail"``, or ``"skip"`` to leave out rows that break a rule;
+        on_bad_row: of a path, ``"raise"``, or ``"skip"`` to leave out rows that break a rule;
             ``skipped`` lists them.
 
     Returns:
@@ -119,7 +120,7 @@ def read(
 
     Raises:
         ArgumentTypeError: ``source`` or ``columns`` of another kind, or labels with a path.
-        ArgumentError: ``format`` is not a key of ``FORMATS``, or ``on_bad_row`` neither ``"fail"``
+        ArgumentError: ``format`` is not a key of ``FORMATS``, or ``on_bad_row`` neither ``"raise"``
             nor ``"skip"``, or ``format`` or ``"skip"`` without a path.
         DataError: no sequence; a path that is missing, unreadable, of an unknown suffix, or no file
             or folder; or content that breaks a rule.
@@ -146,13 +147,18 @@ def read(
             fix = "name the column with Columns(label=...)"
             raise ArgumentTypeError("labels", quote(labels), rule, fix)
         return Dataset(formats.read(as_path(source), columns, format, on_bad_row=on_bad_row))
-    for name, given, default in (("format", format, None), ("on_bad_row", on_bad_row, "fail")):
+    for name, given, default in (("format", format, None), ("on_bad_row", on_bad_row, "raise")):
         if given != default:
             rule = f"{default!r} for data in memory, because it is about the reading of files"
             raise ArgumentError(name, quote(given), rule, "leave it out, or write a file")
     if isinstance(source, Dataset) and labels is None:
         return source if columns is None else _noted(source, columns)
     return Dataset(records_from(listed(source), listed(labels), columns))
+
+
+def _has_own_steps(data: Any) -> bool:
+    """Return True if each element is there by itself: of a Ragged, or a row of a table."""
+    return isinstance(data, Ragged) or is_panel(data)
 
 
 def _noted(dataset: Dataset, columns: Columns) -> Dataset:
@@ -221,6 +227,9 @@ def records_from(data: Any, labels: Any, columns: Columns | None) -> Records:
         raise DataError("labels", "none", rule, fix)
     if isinstance(data, Dataset):
         return replace(records, notes=_noted(data, asked).notes)
+    if table is None and not _has_own_steps(data):
+        kept = replace(records.columns, keep_trailing=asked.keep_trailing)
+        records = without_padding(replace(records, columns=kept))
     notes = unused_notes(asked, () if table is None else ROLES, "data in memory", records)
     if labels is not None and asked.label is not None and table is not None:
         # A column of this name is left out of the features.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,17 @@ from raglane import segments
 from raglane._utils.checks import check_choice, check_flag, check_kind, read_index, read_lengths
 from raglane._utils.messages import argument, quote
 from raglane.data.splitting import check_split
-from raglane.errors import DataError
-from raglane.tasks import TASKS
+from raglane.errors import ArgumentError, DataError
+from raglane.tasks import DUPLICATES, TASKS
 
 # The roles of columns: the attributes of Columns that name one column, those that name several, and
 # its flags.
 _ROLES, LISTS = ("sequence", "label", "id", "time"), ("features", "static", "categorical")
-ROLES = (*_ROLES, *LISTS, "time_gaps", "wide")
+_TIMES = ("time_format", "duplicate_times")
+_FILES = ("header", "no_header", "label_from_name")
+ROLES = (*_ROLES, *LISTS, "time_gaps", "wide", *_TIMES, *_FILES)
+# The attributes that tell how other data of a kind is read.
+READING = ("time_gaps", "wide", *_TIMES, "keep_trailing", *_FILES)
 # The channel of the time since the previous element.
 TIME_GAP = "time_gap"
 
@@ -47,7 +51,9 @@ class Columns:
         sequence: the list or text column (Parquet, JSON lines).
         label: the column of labels.
         id: the column of sequence names; in a CSV file, rows with equal entries are one sequence.
-        time: the column that orders the rows of a sequence (CSV).
+            Several columns with commas between them, ``"store,product"``, are the ids together.
+        time: the column that orders the rows of a sequence (CSV); ``"Date,Time"`` for a date and a
+            time of day in two columns, and ``"none"`` for rows that are in order.
         features: the columns of features per element. None selects, in a CSV file, every other
             column, and in other formats only the sequence column; there a feature is a list as long
             as the sequence.
@@ -67,9 +73,21 @@ class Columns:
             one numbered name in ``features``, such as t0, means all from there on. A file with one
             row per id and three or more numbered columns, such as t0, t1, t2, is read in this way
             too.
+        time_format: the form of the times, as for ``datetime.strptime``; None reads ISO 8601, and
+            forms such as 31/01/2024 if the whole column tells the day from the month.
+        duplicate_times: rows of a sequence with one time: ``"keep"`` them in the order of the file,
+            merge them to their ``"mean"``, or keep the ``"first"``; None keeps up to 5 % of the
+            rows, with a note, and refuses more.
+        keep_trailing: whether elements at the end of a sequence that are missing in all channels
+            are elements; else a sequence ends before them, as in padded data.
+        header: the names of the columns of a CSV file without a header, with commas between them.
+        no_header: whether a CSV file has no header; without names, its columns are ``c1`` and so
+            on.
+        label_from_name: in a folder, the regular expression that finds the label of a file in its
+            path: the first group, or all that it finds.
 
     Raises:
-        ArgumentError: ``task`` or ``split`` is unknown.
+        ArgumentError: ``task``, ``split`` or ``duplicate_times`` is unknown.
         ArgumentTypeError: a name is not a str, or several names are not in a tuple.
 
     Example:
@@ -91,6 +109,12 @@ class Columns:
     tokens: bool | None = None
     time_gaps: bool = False
     wide: bool = False
+    time_format: str | None = None
+    duplicate_times: str | None = None
+    keep_trailing: bool = False
+    header: str | None = None
+    no_header: bool = False
+    label_from_name: str | None = None
 
     def __post_init__(self) -> None:
         check_task(self.task)
@@ -109,6 +133,14 @@ class Columns:
                 check_kind(role, name, str, "a tuple of names, or None", 'pass ("a", "b")')
         check_flag("time_gaps", self.time_gaps)
         check_flag("wide", self.wide)
+        check_flag("keep_trailing", self.keep_trailing)
+        check_flag("no_header", self.no_header)
+        check_kind("header", self.header, (str, type(None)), "names with commas, or None", fix)
+        _check_pattern(self.label_from_name)
+        form = self.time_format
+        check_kind("time_format", form, (str, type(None)), "a format of strptime, or None", fix)
+        if self.duplicate_times is not None:
+            check_choice("duplicate_times", self.duplicate_times, DUPLICATES)
         check_kind(
             "tokens", self.tokens, (bool, type(None)), "a bool, or None", "pass True or False"
         )
@@ -122,6 +154,16 @@ class Columns:
     def wants_labels(self) -> bool:
         """True if a file without labels is an error."""
         return self.need_labels and TASKS[self.task].label is not None
+
+
+def _check_pattern(pattern: str | None) -> None:
+    fix = r"pass e.g. '^[^_]+'"
+    check_kind("label_from_name", pattern, (str, type(None)), "a regular expression", fix)
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        got = f"{quote(pattern)} ({error})"
+        raise ArgumentError("label_from_name", got, "a regular expression", fix) from error
 
 
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -263,6 +305,16 @@ class Skipped:
     error: str
 
 
+class RoleNotes(NamedTuple):
+    """Which column is what, and by which rule: for the rows, and for features and labels."""
+
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+NO_ROLES = RoleNotes()
+
+
 @dataclass(frozen=True, eq=False)
 class Records:
     """The sequences of a file as flat columns, unchanged."""
@@ -288,6 +340,7 @@ class Records:
     skipped: tuple[Skipped, ...] = ()
     # The kinds of the labels in the source, see kinds_of; None if the source has only texts.
     label_kinds: tuple[str, ...] | None = None
+    roles: RoleNotes = NO_ROLES
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

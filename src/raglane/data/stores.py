@@ -36,6 +36,7 @@ from raglane.data.formats.ipc import (
 )
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.fragments import Layout, Store, check_labels
+from raglane.data.padding import may_be_padded
 from raglane.data.records import Columns, Records
 from raglane.data.shards import Shards
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, MissingExtraError
@@ -116,7 +117,8 @@ class Tables(Store):
     def lengths_of(self, number: int) -> npt.NDArray[Any]:
         """Return the lengths from the offsets, without the values, if the column holds lists."""
         _, _, table = self.tables[number]
-        lengths = list_lengths(table.column(self.chosen.sequence))
+        column = table.column(self.chosen.sequence)
+        lengths = None if may_be_padded(column, self.columns) else list_lengths(column)
         return super().lengths_of(number) if lengths is None else lengths
 
 
@@ -182,7 +184,8 @@ class Groups(Store):
         file, chosen = self._open()
         with readable(Path(self.location), "Parquet"):
             table = file.read_row_group(number, columns=[chosen.sequence], use_threads=False)
-            lengths = list_lengths(table.column(chosen.sequence))
+            column = table.column(chosen.sequence)
+            lengths = None if may_be_padded(column, self.columns) else list_lengths(column)
         return super().lengths_of(number) if lengths is None else lengths
 
     def name(self, number: int) -> str:

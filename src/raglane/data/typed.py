@@ -126,7 +126,9 @@ class Typed:
     """
 
     def __init__(self, values: Any) -> None:
-        self.values = values
+        # Arrow cannot take rows of views of texts.
+        is_view = require("pyarrow.types", "data").is_string_view(values.type)
+        self.values = values.cast("large_string") if is_view else values
 
     def __len__(self) -> int:
         return len(self.values)

@@ -143,7 +143,7 @@ def _prepare(model: nn.Module) -> None:
             weight.is_cuda for weight in layer.parameters()
         ):
             with suppress(DispatchError), use_backend(backend="triton"):
-                layer.prepare()
+                layer.warm_up()
 
 
 def _compile(program: Any, target: Path) -> None:

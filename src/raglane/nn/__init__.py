@@ -12,7 +12,6 @@ from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.losses.ctc import ctc_loss
 from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrent.any_cell import Recurrent
-from raglane.nn.recurrent.carry import carry
 from raglane.nn.recurrent.cell_layers import (
     GRUD,
     SLSTM,
@@ -24,7 +23,7 @@ from raglane.nn.recurrent.cell_layers import (
 )
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
-from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align
+from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_align, ctc_greedy_search
 from raglane.nn.transduction.decoder import AttentionDecoder
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.ngram import NGram
@@ -66,8 +65,8 @@ __all__ = [
     "SequenceEncoder",
     "Transducer",
     "beam_search",
-    "carry",
     "ctc_align",
+    "ctc_greedy_search",
     "ctc_loss",
     "edit_distance",
     "init",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane import segments
-from raglane._utils.checks import check_choice, check_count, check_dtype, check_fits
+from raglane._utils.checks import check_choice, check_count, check_dtype, check_fits, check_flag
 from raglane._utils.messages import quote
 from raglane._utils.tracing import records_operators
 from raglane.errors import ArgumentError, ShapeError
@@ -30,7 +30,7 @@ class Pooling(nn.Module):
 
     ``last`` and ``first`` take one element; the others are computed per feature. ``logsumexp``, a
     smooth maximum, grows with the length: for L equal elements it is the element plus ``log(L)``.
-    For a bidirectional layer use ``layer.summary(out, state)`` instead of ``last``, whose backward
+    For a bidirectional layer use ``layer.final(out, state)`` instead of ``last``, whose backward
     half has read only one element.
 
     Args:
@@ -89,25 +89,28 @@ class AttentionPooling(nn.Module):
     The self-attention of Lin et al. 2017, "A structured self-attentive sentence embedding"
     (arXiv:1703.03130, equation 6). An element ``x`` has the scores ``query @ tanh(hidden @ x)``,
     one per head; the softmax of a head's scores over the steps of a sequence gives the weights. In
-    the paper each head weighs all F features, so the result has ``heads * F``. Here a head weighs
-    its own block of ``F / heads`` features, as in multi-head attention, so the result has F. With
+    the paper each head weighs all F features, so the result has ``num_heads * F``. Here a head
+    weighs its own block of ``F / num_heads`` features, as in multi-head attention, so the result has F. With
     one head both are the same.
 
     Args:
-        features: F, the number of features of an element.
-        heads: the number of weights per element; it must divide F.
+        embed_dim: F, the number of features of an element.
+        num_heads: the number of weights per element; it must divide F.
+        bias: True for ``hidden`` with a bias, as in hierarchical attention networks (Yang et al.
+            2016, "Hierarchical attention networks for document classification", equation 5).
         device, dtype: of the parameters.
 
     Attributes:
-        hidden: a linear layer without bias, weight ``(F, F)``.
-        query: a linear layer without bias, weight ``(heads, F)``.
+        hidden: a linear layer, weight ``(F, F)``.
+        query: a linear layer without bias, weight ``(num_heads, F)``.
 
     Raises:
-        ArgumentError: ``features`` or ``heads`` is not a whole number of at least 1, ``heads`` does
-            not divide ``features``, or ``dtype`` is not floating-point.
+        ArgumentError: ``embed_dim`` or ``num_heads`` is not a whole number of at least 1,
+            ``num_heads`` does not divide ``embed_dim``, or ``dtype`` is not floating-point.
+        ArgumentTypeError: ``bias`` is not a bool.
 
     Example:
-        >>> pooling = AttentionPooling(6, heads=2)
+        >>> pooling = AttentionPooling(6, num_heads=2)
         >>> batch = Ragged([torch.randn(4, 6), torch.empty(0, 6), torch.randn(2, 6)])
         >>> pooling(batch).shape, pooling(batch)[1].tolist()
         (torch.Size([3, 6]), [0.0, 0.0, 0.0, 0.0, 0.0, 0.0])
@@ -117,24 +120,27 @@ class AttentionPooling(nn.Module):
 
     def __init__(
         self,
-        features: int,
-        heads: int = 1,
+        embed_dim: int,
+        num_heads: int = 1,
         *,
+        bias: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.features = check_count("features", features)
-        self.heads = check_count("heads", heads)
+        self.embed_dim = check_count("embed_dim", embed_dim)
+        self.num_heads = check_count("num_heads", num_heads)
+        check_flag("bias", bias)
         check_dtype(dtype)
-        if features % heads != 0:
-            rule = f"a divisor of features, {features}"
-            raise ArgumentError("heads", quote(heads), rule, f"pass a divisor of {features}")
-        self.hidden = RowLinear(features, features, bias=False, device=device, dtype=dtype)
-        self.query = RowLinear(features, heads, bias=False, device=device, dtype=dtype)
+        if embed_dim % num_heads != 0:
+            rule = f"a divisor of embed_dim, {embed_dim}"
+            fix = f"pass a divisor of {embed_dim}"
+            raise ArgumentError("num_heads", quote(num_heads), rule, fix)
+        self.hidden = RowLinear(embed_dim, embed_dim, bias=bias, device=device, dtype=dtype)
+        self.query = RowLinear(embed_dim, num_heads, bias=False, device=device, dtype=dtype)
 
     def weights(self, batch: Ragged) -> Ragged:
-        """Return the weight of each element in each head, ``(N, heads)``; they add up to 1 in each
+        """Return the weight of each element in each head, ``(N, num_heads)``; they add up to 1 in each
         sequence.
 
         Args:
@@ -145,8 +151,8 @@ class AttentionPooling(nn.Module):
             ShapeError: elements have the wrong size, dtype or device.
         """
         check_ragged("batch", batch)
-        if tuple(batch.feature_shape) != (self.features,):
-            rule = f"elements of {self.features} features"
+        if tuple(batch.feature_shape) != (self.embed_dim,):
+            rule = f"elements of {self.embed_dim} features"
             fix = "build the pooling with the number of features of its input"
             raise ShapeError("batch", f"elements of shape {tuple(batch.feature_shape)}", rule, fix)
         check_fits("batch", batch.values, self.hidden.weight)
@@ -165,12 +171,14 @@ class AttentionPooling(nn.Module):
             ArgumentTypeError: ``batch`` is not a Ragged.
             ShapeError: elements have the wrong size, dtype or device.
         """
-        if _answers(self, batch) and tuple(batch.feature_shape) == (self.features,):
+        if _answers(self, batch) and tuple(batch.feature_shape) == (self.embed_dim,):
             check_fits("batch", batch.values, self.hidden.weight)
-            return _run_so_far(running(self, self.features, batch.dtype), batch)
+            return _run_so_far(running(self, self.embed_dim, batch.dtype), batch)
         weights = self.weights(batch).values.unsqueeze(-1)
         # Not the method, which torch.compile does not trace under a default device.
-        blocks = torch.unflatten(batch.values, -1, (self.heads, self.features // self.heads))
+        blocks = torch.unflatten(
+            batch.values, -1, (self.num_heads, self.embed_dim // self.num_heads)
+        )
         return segments.sum(weights * blocks, batch.offsets).flatten(1)
 
     if TYPE_CHECKING:
@@ -179,7 +187,7 @@ class AttentionPooling(nn.Module):
 
     def extra_repr(self) -> str:
         """Return the sizes."""
-        return f"{self.features}, heads={self.heads}"
+        return f"{self.embed_dim}, num_heads={self.num_heads}"
 
 
 # ---- poolings of the elements so far -------------------------------------------------------------
@@ -246,8 +254,8 @@ class _Attention(_Running):
     """The weighted sum of :class:`AttentionPooling`, scaled when the largest score changes."""
 
     def __init__(self, pooling: AttentionPooling, dtype: torch.dtype) -> None:
-        heads = pooling.heads
-        features = pooling.features
+        heads = pooling.num_heads
+        features = pooling.embed_dim
         super().__init__(features, dtype, ((heads, -torch.inf), (heads, 0.0), (features, 0.0)))
         self.hidden = pooling.hidden
         self.query = pooling.query

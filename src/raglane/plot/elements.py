@@ -101,7 +101,7 @@ def norms(
     Elements whose norm is not finite are red, and the title counts them.
 
     Args:
-        states: a Ragged ``(N, units)``, e.g. of a layer with ``return_states=True``, or a dict of
+        states: a Ragged ``(N, units)``, e.g. of ``layer.with_states``, or a dict of
             these by name.
         labels: as for :func:`attention`; None writes the norms.
         axes: one per state; None makes a figure.

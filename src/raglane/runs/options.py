@@ -24,7 +24,12 @@ class ColumnOptions(TypedDict, total=False):
     tokens: Literal["yes", "no"] | bool | None
     wide: bool
     time_gaps: bool
-    on_bad_row: Literal["fail", "skip"]
+    time_format: str | None
+    duplicate_times: Literal["keep", "mean", "first"] | None
+    keep_trailing: bool
+    header: str | None
+    no_header: bool
+    on_bad_row: Literal["raise", "skip"]
 
 
 class FitOptions(ColumnOptions, total=False):
@@ -37,7 +42,7 @@ class FitOptions(ColumnOptions, total=False):
     bidirectional: bool
     layer_norm: bool
     initial_state: Literal["zeros", "learned", "lengths"]
-    pooling: Literal["summary", "last", "first", "mean", "max", "logsumexp", "attention"]
+    pooling: Literal["final", "last", "first", "mean", "max", "logsumexp", "attention"]
     dropout: float
     input_dropout: float
     state_dropout: float
@@ -52,7 +57,7 @@ class FitOptions(ColumnOptions, total=False):
     epochs: int | None
     batch_size: int | Literal["auto"]
     batch_elements: int | Literal["auto"] | None
-    too_long: Literal["refuse", "drop", "split", "alone"]
+    too_long: Literal["raise", "drop", "chunk", "alone"]
     accumulate: int
     lr: float
     optimizer: Literal["adam", "adamw", "sgd", "rmsprop"]
@@ -71,7 +76,7 @@ class FitOptions(ColumnOptions, total=False):
     largest_first: bool
     seed: int
     validation_fraction: float
-    missing: Literal["error", "zero", "forward", "elapsed"]
+    missing: Literal["raise", "zero", "forward", "elapsed"]
     checkpoint_minutes: float
     device: Literal["auto", "cpu", "cuda"]
     ranks: int

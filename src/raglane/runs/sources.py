@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from raglane._utils.files import as_path
 from raglane._utils.messages import argument, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError, UnfitColumnError
-from raglane.tasks import TASKS
+from raglane.tasks import DUPLICATES, TASKS
 from raglane.training.options import DATA, check, option, options
 from raglane.training.settings import ModelSettings
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 DEFAULT_DATA = "Japanese vowels"
 # The tasks that labels are tried for if they are not classes of sequences, in this order.
 LABELLED = ("tag", "regress", "multilabel")
-_TABLES = (".jsonl", ".ndjson", ".json", ".parquet", ".pq", ".npz")
-# The tasks to try after "classify", by suffix; "regress" for others.
-_GUESSED = {".txt": ("language",), **dict.fromkeys(_TABLES, LABELLED)}
+# The tasks to try after "classify", by format; "regress" for others.
+_GUESSED: dict[str, tuple[str, ...]] = {"text": ("language",), "conll": ("tag",)}
+_GUESSED |= dict.fromkeys(("jsonl", "parquet", "npz", "folder"), LABELLED)
 
 
 def _column(role: str, help: str, unset: str) -> Any:
@@ -48,13 +48,27 @@ class ColumnNames:
     label: str | None = _column("label", "Column of labels.", "the only candidate")
     id: str | None = _column(
         "id",
-        "Column of IDs of sequences; in a CSV file, rows with the same ID are one sequence.",
-        "by its name",
+        "Column of IDs of sequences; in a CSV file, rows with the same ID are one sequence; store,product joins two.",
+        "by its name, or by times that repeat",
     )
     time: str | None = _column(
         "time",
-        "Column that orders the rows of a sequence (CSV).",
+        "Column that orders the rows of a sequence (CSV); Date,Time for two columns, none if the rows are in order.",
         "by its name, else the order of the file",
+    )
+    time_format: str | None = option(
+        None,
+        "Form of the times, as for strptime, e.g. %d/%m/%Y.",
+        DATA,
+        metavar="FORMAT",
+        unset="ISO 8601, or told by the whole column",
+    )
+    duplicate_times: str | None = option(
+        None,
+        "Rows of a sequence with one time: keep them, merge them to their mean, or keep the first.",
+        DATA,
+        choices=DUPLICATES,
+        unset="keep up to 5 % of the rows",
     )
     features: list[str] | None = _column(
         "feature",
@@ -98,11 +112,31 @@ class ColumnNames:
     time_gaps: bool = option(
         False, "Add the time since the previous element as a feature (CSV).", DATA
     )
+    keep_trailing: bool = option(
+        False,
+        "Keep elements at the end of a sequence that are missing in all channels, as in padded data.",
+        DATA,
+    )
+    header: str | None = option(
+        None,
+        "Names of the columns of a CSV file without a header, with commas between them.",
+        DATA,
+        metavar="NAMES",
+    )
+    no_header: bool = option(
+        False, "A CSV file has no header: its columns are --header, or c1, c2 and so on.", DATA
+    )
+    label_from_name: str | None = option(
+        None,
+        "In a folder, the label of a file is what this pattern finds in its path: its group, or all.",
+        DATA,
+        metavar="REGEX",
+    )
     on_bad_row: str = option(
-        "fail",
+        "raise",
         "fail: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
         DATA,
-        choices=("fail", "skip"),
+        choices=("raise", "skip"),
     )
 
     def __post_init__(self) -> None:
@@ -127,7 +161,8 @@ def chosen_columns(names_of: Mapping[str, Any]) -> dict[str, Any]:
             check_kind(name, value, (list, tuple), "a list of column names", 'pass ["a", "b"]')
         if name == "tokens" and isinstance(value, bool):
             value = "yes" if value else "no"
-        if name in ("wide", "time_gaps") and value is not None:
+        flags = ("wide", "time_gaps", "keep_trailing", "no_header")
+        if name in flags and value is not None:
             chosen[name] = check_flag(name, value)
             continue
         for entry in value if isinstance(value, (list, tuple)) else [value]:
@@ -243,16 +278,17 @@ class Source:
             return self.open(task), task
         if self.held is not None:
             return self._guess_in_memory(loss)
-        from raglane.data.formats.base import suffix_of
+        from raglane.data.formats import pick
 
-        others = _GUESSED.get("" if self.path is None else suffix_of(self.path), ("regress",))
+        name = None if self.path is None else pick(self.path, self.format).name
+        others = _GUESSED.get(name or "", ("regress",))
         tasks = tasks_of(loss) or ["classify", *others]
         if self.columns.label is not None and len(tasks) > 1:
             # A forecast has no label.
             tasks = [task for task in tasks if task != "forecast"]
         return (
             guess_task(self.read, tasks)
-            if self.columns.on_bad_row == "fail"
+            if self.columns.on_bad_row == "raise"
             else self._guess_skipping(tasks)
         )
 
@@ -274,7 +310,7 @@ class Source:
 
     def _guess_skipping(self, tasks: Sequence[str]) -> tuple[Dataset, str]:
         """Return the data with the task for which the fewest rows must be skipped."""
-        strict = replace(self, columns=replace(self.columns, on_bad_row="fail"))
+        strict = replace(self, columns=replace(self.columns, on_bad_row="raise"))
         try:
             return guess_task(strict.read, tasks)
         except DataError as error:
@@ -314,6 +350,7 @@ class Source:
         used = records.columns
         guessed: dict[str, Any] = {"sequence": used.sequence, "label": used.label}
         guessed |= {"split": used.split, "label_split": used.label_split}
+        guessed |= {"keep_trailing": used.keep_trailing}
         for name in LISTS:
             names = getattr(used, name)
             guessed[name] = None if names is None else list(names)
@@ -322,6 +359,9 @@ class Source:
             words = {None: None, True: "yes", False: "no"}
             guessed["tokens"] = words[used.tokens]
             guessed |= {"time_gaps": used.time_gaps, "time": used.time, "wide": used.wide}
+            guessed |= {"time_format": used.time_format, "duplicate_times": used.duplicate_times}
+            guessed |= {"header": used.header, "no_header": used.no_header}
+            guessed["label_from_name"] = used.label_from_name
             if used.sequence == "sequence":
                 # The default name in a converted folder; columns with this name are detected.
                 guessed["sequence"] = None
@@ -330,9 +370,11 @@ class Source:
             name: guessed.get(name) if named in (None, [], False) else named
             for name, named in asked.items()
         }
-        columns |= {"time_gaps": bool(columns["time_gaps"]), "wide": self.columns.wide or used.wide}
+        flags = ("time_gaps", "keep_trailing", "no_header")
+        columns |= {name: bool(columns[name]) for name in flags}
+        columns["wide"] = self.columns.wide or used.wide
         # Each prediction chooses the treatment of invalid rows.
-        columns["on_bad_row"] = "fail"
+        columns["on_bad_row"] = "raise"
         return columns | {"categorical": guessed["categorical"] or columns["categorical"]}
 
 

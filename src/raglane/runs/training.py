@@ -105,7 +105,7 @@ def train_run(
                 out = name_folder(settings)
                 stack.enter_context(claimed(out, overwrite=overwrite))
         sources, records, note = sources.by_characters(records, settings.task)
-        for line in (*records.notes, *filter(None, [note])):
+        for line in (*role_lines(records), *filter(None, [note])):
             log(line)
         training, validation, test = read_parts(sources, records, settings, log)
         if plans is not None:
@@ -124,6 +124,18 @@ def train_run(
             settings, parts, out, before, watcher, data, sources.training.found_in(training)
         )
         return Trained(result, settings, parts, sources, advice)
+
+
+def role_lines(records: Dataset) -> list[str]:
+    """Return two lines on the roles of the columns, and the other notes of the reader."""
+    about = [*records.roles.rows, *records.roles.columns]
+    lines = [note for note in records.notes if note not in about]
+    if records.roles.columns:
+        lines.insert(0, "; ".join(records.roles.columns))
+    if records.roles.rows:
+        count = count_of(len(records), "sequence")
+        lines.insert(0, f"{count}: {'; '.join(records.roles.rows)}")
+    return lines
 
 
 def _settled(
@@ -421,7 +433,7 @@ def _divide(
 
 def _held_out(data: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None, str]:
     """Return the training and the validation part, and the rule of the split in words."""
-    if settings.missing == "error":
+    if settings.missing == "raise":
         # Before the split, so that the message counts in all sequences.
         data.refuse_missing()
     training, validation = hold_out(data, settings.validation_fraction, settings.seed)
@@ -469,7 +481,7 @@ def _planned(settings: Settings, training: Dataset, what: str) -> tuple[Settings
 def _report_too_long(settings: Settings, training: Dataset, log: Log) -> None:
     """Print the number of sequences that exceed a batch."""
     most = settings.batch_elements
-    words = {"drop": "left out", "split": "split", "alone": "batches of their own"}
+    words = {"drop": "left out", "chunk": "cut into chunks", "alone": "batches of their own"}
     if most is not None and settings.too_long in words:
         count = int((training.lengths.numpy() > most).sum())
         what = words[settings.too_long]

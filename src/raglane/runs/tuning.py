@@ -76,7 +76,7 @@ def default_space(settings: Settings, fixed: Collection[str]) -> Space:
         "hidden_size": (32, 64, 128, 256),
         "num_layers": (1, 2),
         "bidirectional": (False, True),
-        "pooling": ("summary", "mean", "max", "attention"),
+        "pooling": ("final", "mean", "max", "attention"),
         "dropout": Range(0.0, 0.5),
         "batch_size": (16, 32, 64, 128),
         "lr": Range(3e-4, 3e-2, log=True),

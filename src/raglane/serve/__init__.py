@@ -4,14 +4,17 @@ prepare.py and stages.py turn a model into stages, frames.py a stored run; queue
 frames and results of streams, states.py their states, engine.py steps them, and streams.py is their
 interface, also for asyncio.
 
-app.py is a server of engines over HTTP, live.py its streams and sequences, and served.py a model
-with its batches; on_ray.py runs replicas of it on a Ray cluster.
+app.py is a server of engines over HTTP. rounds.py steps an engine in its event loop;
+conversations.py is what clients say over a WebSocket, which wire.py carries for uvicorn, and
+relay.py for other servers. live.py has limits of clients, and sequences over HTTP; served.py is a
+model with its batches. client.py is the other side; on_ray.py runs replicas on a Ray cluster.
 """
 
 from __future__ import annotations
 
+from raglane.serve.client import AsyncClient, Client
 from raglane.serve.engine import Engine
 from raglane.serve.on_ray import deployment
 from raglane.serve.streams import Stream
 
-__all__ = ["Engine", "Stream", "deployment"]
+__all__ = ["AsyncClient", "Client", "Engine", "Stream", "deployment"]

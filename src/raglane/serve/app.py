@@ -4,18 +4,20 @@ Open Inference Protocol. The extra ``serve`` installs its dependencies.
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import hmac
 import logging
 import re
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any
 
 import prometheus_client
-import torch
 from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -23,32 +25,26 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from pydantic import BaseModel, Field, StrictInt, StrictStr
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
-from starlette.websockets import WebSocketDisconnect
 
-from raglane._utils.checks import check_count
-from raglane._utils.messages import message, quote, quote_all, shorten
+from raglane._utils.checks import check_count, check_real
+from raglane._utils.messages import message, quote, quote_all
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.report.page import render
+from raglane.serve.conversations import Conversation, Link, Many, One, error_text
 from raglane.serve.hosts import Hosts, check_names, is_same_site
-from raglane.serve.live import (
-    Clients,
-    Conversation,
-    RefusedError,
-    Sequences,
-    code_of,
-    live,
-    status_of,
-)
+from raglane.serve.live import Clients, RefusedError, Sequences, live, status_of
+from raglane.serve.relay import relay
 from raglane.serve.served import Served, to_json
+from raglane.serve.wire import PING_EVERY, Socket
 
 log = logging.getLogger("raglane.serve")
 
 _OPEN = ("/", "/health", "/v2/health/live", "/v2/health/ready")  # need no token
 _HEALTH = _OPEN[1:]  # answered while the server closes
-_PROTOCOL = "raglane"  # of WebSockets, next to which browsers send a token
 _LONGEST_TOKEN = 4096  # characters
+CHUNK = 32  # frames of a stream in a step, which must not occupy the event loop for long
 _SWITCH = 0.0005  # seconds between switches of threads
-_LONGEST_REASON = 120  # bytes of the reason in a close frame, of 123
+_CARE = 0.25  # seconds between searches for idle streams
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}  # of errors
 
 
@@ -106,6 +102,7 @@ def create_app(
     max_message: int = 4 * 2**20,
     origins: Sequence[str] = (),
     allow_hosts: Sequence[str] | None = (),
+    period: float | None = None,
     **options: Any,
 ) -> FastAPI:
     """Return an application that serves models; ``raglane serve`` runs it with uvicorn.
@@ -122,6 +119,8 @@ def create_app(
             this machine (``localhost``, 127.0.0.1), e.g. ``"example.org"``: without scheme and
             port. Requests with another header ``Host`` are refused, because a page can resolve its
             own name to the address of the server. None for any, which requires a token.
+        period: the seconds between two frames of a live stream. While results take longer, the
+            server is overloaded: it accepts no other streams. None to accept all that have a slot.
         **options: of the engines of runs and modules, see :class:`raglane.serve.Engine`; by default
             1,000 ``slots``, and ``idle`` after 300 seconds.
 
@@ -138,20 +137,47 @@ def create_app(
         check_token("token", token)
     clients = Clients(check_count("client_streams", client_streams))
     check_count("max_message", max_message)
+    if period is not None:
+        rule = "a number of seconds above 0, or None"
+        check_real("period", period, rule, lambda number: number > 0, "pass e.g. 0.032")
     hosts = Hosts(allow_hosts, token)
     sites = check_names("origins", origins, "https://example.org")
-    settings = {"slots": 1000, "idle": 300, **options}
-    served = {name: Served(name, model, **settings) for name, model in models.items()}
+    defaults = {"slots": 1000, "idle": 300, "chunk": CHUNK}
+    served = {
+        name: Served(name, model, period=period, **{**defaults, **options})
+        for name, model in models.items()
+    }
     text = (
         "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
     )
-    app = FastAPI(title="Raglane", version=version("raglane"), description=text, lifespan=_lifespan)
+    app = FastAPI(
+        title="Raglane",
+        version=version("raglane"),
+        description=text,
+        lifespan=_lifespan,
+        strict_content_type=False,
+    )
     server = app.state.server = Server(served, clients, token, max_message, sites, hosts)
     app.include_router(_routes)
     for kind in (RequestValidationError, HTTPException, RaglaneError, Exception):
         app.add_exception_handler(kind, _failed)
     app.add_middleware(_Guard, server=server)
     return app
+
+
+def settings(app: FastAPI) -> dict[str, Any]:
+    """Return the settings of uvicorn with which live streams need the least time of a processor.
+
+    Args:
+        app: an application of :func:`create_app`.
+
+    Example:
+        >>> import uvicorn
+        >>> from raglane.serve.app import create_app, settings
+        >>> app = create_app({"lstm": rl.nn.LSTM(3, 4).eval()}, slots=10)
+        >>> uvicorn.run(app, port=8000, **settings(app))  # doctest: +SKIP
+    """
+    return {"ws": partial(Socket, app.state.server), "loop": "auto", "lifespan": "on"}
 
 
 def check_token(name: str, token: Any) -> str:
@@ -188,6 +214,8 @@ class Server:
         self._origins = origins
         self._hosts = hosts
         self.sequences = Sequences(clients)
+        self.conversations = {"/stream": One, "/streams": Many}
+        self.sockets: set[Any] = set()  # of the server of ``raglane serve``
         registry = self.registry = prometheus_client.CollectorRegistry()
         registry.register(_EngineStatistics(self))
         name = "raglane_requests"
@@ -241,30 +269,66 @@ class Server:
     def engines(self) -> dict[str, dict[str, Any]]:
         """Return the statistics of the engines, by the names of their models."""
         return {
-            name: served.engine.stats()
+            name: {**served.engine.stats(), "lag_seconds": served.rounds.lag}
             for name, served in self.served.items()
             if served.engine is not None
         }
 
+    def converse(self, path: str, connection: HTTPConnection, link: Link) -> Conversation:
+        """Begin a conversation; raise if it is refused."""
+        self.admit(connection)
+        options = _stream_options(connection.query_params)
+        served = live(self.named(options.pop("model")))
+        is_many = path == "/streams"
+        default = "binary" if is_many else "json"
+        form = served.form((options.pop("answers") or default) == "binary", options)
+        talk = self.conversations[path]
+        return talk(link, served, form, self.clients, client_of(connection))
+
+    async def care(self) -> None:
+        """Close idle streams, and send pings, until it is cancelled."""
+        pinged = time.monotonic()
+        while True:
+            await asyncio.sleep(_CARE)
+            for served in self.served.values():
+                try:
+                    served.expire()
+                except Exception:
+                    log.exception("an idle stream could not be closed")
+            now = time.monotonic()
+            if now - pinged > PING_EVERY:
+                pinged = now
+                for socket in [*self.sockets]:
+                    socket.beat(now)
+
     def status(self) -> str:
-        """Return closing, failed or ok."""
-        works = all(statistics["works"] for statistics in self.engines().values())
+        """Return closing, failed, overloaded or ok."""
         if self.clients.is_closing:
             return "closing"
-        return "ok" if works else "failed"
+        if not all(statistics["works"] for statistics in self.engines().values()):
+            return "failed"
+        live = [served for served in self.served.values() if served.engine is not None]
+        return "overloaded" if any(served.rounds.is_overloaded for served in live) else "ok"
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    served = app.state.server.served.values()
-    # The thread of an engine must not wait 5 ms for that of the connections.
+    server = app.state.server
+    served = server.served.values()
+    # The event loop must not wait 5 ms for a thread that predicts whole sequences.
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH)
     for model in served:
         model.start()
+    # What exists now stays: a full collection would visit it, and stop all streams meanwhile.
+    gc.collect()
+    gc.freeze()
+    care = asyncio.create_task(server.care())
     try:
         yield
     finally:
+        care.cancel()
+        gc.unfreeze()
         for model in served:
             model.stop()
         sys.setswitchinterval(before)
@@ -296,44 +360,14 @@ async def predict(body: PredictRequest, server: _Server) -> Response:
 
 @_routes.websocket("/stream")
 async def stream(socket: WebSocket, server: _Server) -> None:
-    """Run a live stream over a WebSocket."""
-    await socket.accept(_PROTOCOL if _PROTOCOL in socket.scope["subprotocols"] else None)
-    try:
-        code, reason = await _converse(socket, server)
-    except WebSocketDisconnect:
-        return
-    except Exception as error:
-        if not isinstance(error, RaglaneError):
-            log.exception("a stream failed")
-        code = code_of(error)
-        reason = _text(error)
-        with suppress(WebSocketDisconnect, RuntimeError):
-            await socket.send_text(to_json({"error": reason}))
-    short = shorten(reason, _LONGEST_REASON).encode()[:_LONGEST_REASON].decode(errors="ignore")
-    with suppress(WebSocketDisconnect, RuntimeError):
-        await socket.close(code, short)
+    """Run a live stream over a WebSocket of another server than that of ``raglane serve``."""
+    await relay(server, socket)
 
 
-async def _converse(socket: WebSocket, server: Server) -> tuple[int, str]:
-    server.admit(socket)
-    options = _stream_options(socket.query_params)
-    served = live(server.named(options.pop("model")))
-    is_binary = options.pop("answers") == "binary"
-    prepared = served.streams.accepts.prepared
-    # Raises if an option does not apply to the model.
-    served.answer(torch.empty(0, *prepared.output_features, dtype=prepared.output_dtype), **options)
-    client = _client(socket)
-    clients = server.clients
-    clients.enter(client)
-    try:
-        conversation = Conversation(socket, served, options, is_binary, server.max_message)
-        clients.conversations.add(conversation)
-        try:
-            return await conversation.run()
-        finally:
-            clients.conversations.discard(conversation)
-    finally:
-        clients.leave(client)
+@_routes.websocket("/streams")
+async def streams(socket: WebSocket, server: _Server) -> None:
+    """Run many live streams over a WebSocket of another server than that of ``raglane serve``."""
+    await relay(server, socket)
 
 
 @_routes.post("/v2/models/{name}/infer")
@@ -348,7 +382,7 @@ async def infer(
     parameters = body.parameters
     frames = served.tensor(tensor.shape, tensor.datatype, tensor.data)
     rows, state = await server.sequences.infer(
-        served, _client(connection), frames, parameters.model_dump()
+        served, client_of(connection), frames, parameters.model_dump()
     )
     outputs = served.tensors(rows)
     if body.outputs is not None:
@@ -371,8 +405,8 @@ async def page(server: _Server) -> Response:
 
 @_routes.get("/health")
 async def health(server: _Server) -> Response:
-    """Return the state of the server and of its models; 503 if an engine failed or the server
-    closes.
+    """Return the state of the server and of its models; 503 if an engine failed, or the server
+    closes or is overloaded.
     """
     models: dict[str, dict[str, Any]] = {}
     engines = server.engines()
@@ -428,15 +462,23 @@ async def model_is_ready(name: str, server: _Server) -> Response:
 async def _failed(_: Any, error: Exception) -> Response:
     """Answer with the message of an error."""
     if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        location = ".".join(map(str, first["loc"]))
-        error = RefusedError(
-            400, location, first["msg"], "as /openapi.json defines it", "correct it"
-        )
+        error = _refused(error.errors()[0])
     elif isinstance(error, HTTPException):
         error = RefusedError(error.status_code, str(error.detail))
     status = status_of(error)
-    return _json({"error": _text(error)}, status, _HEADERS.get(status))
+    return _json({"error": error_text(error)}, status, _HEADERS.get(status))
+
+
+def _refused(first: Any) -> RefusedError:
+    """Return the refusal of a body that has another form."""
+    path = [str(name) for name in first["loc"] if name != "body"]
+    rule = str(first["msg"]).removeprefix("Input should be ").removesuffix(" required")
+    fix = "correct it; /openapi.json has the form of requests"
+    if first["type"] == "json_invalid":
+        return RefusedError(400, "body", str(first.get("ctx", {}).get("error")), "JSON", fix)
+    got = "nothing" if first["type"] == "missing" else quote(first.get("input"))
+    rule = "given" if first["type"] == "missing" else rule
+    return RefusedError(400, ".".join(path) or "body", got, rule, fix)
 
 
 class _Guard:
@@ -518,9 +560,12 @@ _GAUGES = {
     "slots": "The most open streams",
     "ready": "Streams with frames",
     "queued": "Frames that wait",
+    "lag_seconds": "Mean time from the first frame of a step to its last result",
+    "longest": "Frames that wait of the stream with the most",
     "results": "Results that were not sent",
 }
 _COUNTERS = {
+    "busy_seconds": "Seconds of a processor in which the model ran",
     "steps": "Steps of the engine",
     "frames": "Frames of all steps",
     "opened": "Streams that were opened",
@@ -535,22 +580,14 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
     return Response(to_json(content), status, headers, media_type="application/json")
 
 
-def _text(error: Exception) -> str:
-    """Return the message of an error for a client."""
-    return (
-        str(error)
-        if isinstance(error, RaglaneError)
-        else "internal error; the log of the server shows it"
-    )
-
-
-def _client(connection: HTTPConnection) -> str:
+def client_of(connection: HTTPConnection) -> str:
+    """Return the address of a client, by which its streams are counted."""
     return connection.client.host if connection.client else ""
 
 
 def _stream_options(query: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of a stream in the query of its address."""
-    options: dict[str, Any] = {"model": None, "answers": "json"}
+    options: dict[str, Any] = {"model": None, "answers": None}
     for name, text in query.items():
         if name not in _STREAM_OPTIONS:
             fix = "correct the address"

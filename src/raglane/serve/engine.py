@@ -47,7 +47,7 @@ class Engine:
         features: the shape of a frame, if it does not follow from the first module.
         dtype: ``torch.int8`` for int8 weights of RNN, LSTM and GRU, as :func:`raglane.pack_weights`; None
             for those of the model.
-        nan: ``"refuse"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with
+        nan: ``"raise"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with
             ``missing`` passes them.
         idle: seconds after which an idle stream is closed; None for never.
         on_idle: a function of the stream that was closed. If it raises in the engine's thread,
@@ -78,7 +78,7 @@ class Engine:
         chunk: int | None = None,
         features: int | Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
-        nan: Literal["refuse", "pass"] = "refuse",
+        nan: Literal["raise", "pass"] = "raise",
         idle: float | None = None,
         on_idle: Callable[[Stream], object] | None = None,
     ) -> None:
@@ -86,7 +86,7 @@ class Engine:
         self.threads = check_whole("threads", threads, 1, most=_MOST_THREADS)
         self.max_queue = check_count("max_queue", max_queue)
         self.chunk = self.max_queue if chunk is None else check_count("chunk", chunk)
-        self.nan = check_choice("nan", nan, ("refuse", "pass"))
+        self.nan = check_choice("nan", nan, ("raise", "pass"))
         self.idle = None if idle is None else _seconds(idle)
         if on_idle is not None:
             check_kind(
@@ -124,10 +124,12 @@ class Engine:
         # Slots closed during their step, which still writes their states.
         self._closed_late: list[int] = []
         self._waiters = Waiters()
-        self._wake = threading.Event()
+        self._wake: Any = threading.Event()
+        self._is_adopted = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         self._counts = dict.fromkeys(("steps", "frames", "opened", "late", "refused", "evicted"), 0)
+        self._busy = 0.0  # seconds of the processor in which the model ran
         self._sizes = deque[float](maxlen=_MEASUREMENTS)  # of steps
         self._step_times = deque[float](maxlen=_MEASUREMENTS)
         self._waits = deque[float](maxlen=_MEASUREMENTS)
@@ -352,6 +354,43 @@ class Engine:
         self._wake.set()
         return rows
 
+    def push_rows(self, slots: Integers, lengths: Integers, rows: Tensor) -> None:
+        """Queue ``lengths`` checked frames, each at least 1, for each of different open slots that
+        have room for them.
+        """
+        with self._lock:
+            self._raise_failure()
+            is_late = self._frames.counts[slots] > 0
+            now = time.perf_counter()
+            self._frames.extend(slots, lengths, rows)
+            self._touched[slots] = now
+            self._since[slots[~is_late]] = now
+            self._counts["late"] += int(np.count_nonzero(is_late))
+            new = slots[~self._listed[slots]]
+            self._listed[new] = True
+            self._ready += new.tolist()
+
+    def pull_rows(self, slots: Integers) -> tuple[Tensor, Integers]:
+        """Remove all results of different open slots; return them in order, and their numbers."""
+        with self._lock:
+            self._raise_failure()
+            counts = self._results.counts[slots]
+            rows = torch.empty(
+                int(counts.sum()),
+                math.prod(self._prepared.output_features),
+                dtype=self._prepared.output_dtype,
+                device="cpu",
+            )
+            if rows.shape[0]:
+                is_filled = counts > 0
+                self._results.take(slots[is_filled], counts[is_filled], rows)
+            self._touched[slots] = time.perf_counter()
+        return rows.reshape(-1, *self._prepared.output_features), counts
+
+    def queued(self, slots: Integers) -> Integers:
+        """Return the numbers of frames in the queues of slots."""
+        return self._frames.counts[slots]
+
     def _slots_of(self, streams: Sequence[Stream]) -> Integers:
         """Return the slots of different open streams; the lock is held."""
         self._raise_failure()
@@ -378,6 +417,16 @@ class Engine:
 
     # Steps.
 
+    @property
+    def stepped(self) -> Integers:
+        """The slots of the last step."""
+        return self._in_step
+
+    @property
+    def has_frames(self) -> bool:
+        """True if frames may wait for a step."""
+        return bool(self._ready)
+
     def step(self) -> int:
         """Run all streams that have frames, at most ``chunk`` frames each, and whose results fit
         their queues.
@@ -393,8 +442,10 @@ class Engine:
                     return 0
                 self._running = True
             start = time.perf_counter()
+            busy = time.thread_time()
             try:
                 self._compute(step)
+                self._busy += time.thread_time() - busy
                 with self._lock:
                     self._scatter(step)
                     self._step_times.append(time.perf_counter() - start)
@@ -542,10 +593,29 @@ class Engine:
 
     # The engine's own thread.
 
+    def adopt(self, wake: Any) -> None:
+        """Let another owner call :meth:`step`: ``wake.set()`` is called when there are frames."""
+        with self._lock:
+            self._raise_failure()
+            if self._thread is not None:
+                rule = "an engine without a thread of its own"
+                raise ArgumentError("engine", "a running engine", rule, "call stop() first")
+            self._is_adopted = True
+            self._wake = wake
+
+    def release(self) -> None:
+        """End what :meth:`adopt` began."""
+        with self._lock:
+            self._is_adopted = False
+            self._wake = threading.Event()
+
     def start(self) -> Engine:
         """Start a thread that steps while streams have frames; return the engine."""
         with self._lock:
             self._raise_failure()
+            if self._is_adopted:
+                got = "an engine that a server steps"
+                raise ArgumentError("start", got, "called without a server", "leave it out")
             if self._thread is not None:
                 raise ArgumentError("start", "a running engine", "called once", "call stop() first")
             self._thread = threading.Thread(target=self._loop, name="raglane engine", daemon=True)
@@ -666,7 +736,9 @@ class Engine:
 
         Returns:
             ``works`` (False after a step has failed); ``streams``, ``slots``, ``ready`` (streams
-            with frames), ``queued`` (frames), ``results`` (not pulled); ``steps``, ``frames``,
+            with frames), ``queued`` (frames), ``longest`` (frames of the longest queue),
+            ``results`` (not pulled); ``busy_seconds`` (time of the calling thread's processor in
+            which the model ran); ``steps``, ``frames``,
             ``opened``; ``late`` (pushes while earlier frames of the stream waited), ``refused``
             (pushes and opens), ``evicted``; and ``p50``, ``p99`` and ``most`` of ``step_streams``,
             ``step_ms`` and ``queue_ms``, the time from push to step.
@@ -679,6 +751,8 @@ class Engine:
                 "ready": int(np.count_nonzero(self._frames.counts[: self._used])),
                 "queued": len(self._frames),
                 "results": len(self._results),
+                "longest": int(self._frames.counts[: self._used].max(initial=0)),
+                "busy_seconds": self._busy,
                 **self._counts,
             }
             statistics["step_streams"] = _summary(self._sizes, 1)

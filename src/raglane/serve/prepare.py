@@ -271,7 +271,7 @@ class _LayerCut(_Cut):
         self.__dict__["_latest"] = outputs[-1]
         return output, state
 
-    def summary(self, out: Any, state: Any) -> Tensor:  # noqa: ARG002
+    def final(self, out: Any, state: Any) -> Tensor:  # noqa: ARG002
         """Return the output so far."""
         return self.__dict__["_latest"]
 

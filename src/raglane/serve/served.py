@@ -8,20 +8,23 @@ import asyncio
 import json
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from raglane._utils.messages import quote
 from raglane.data.stores import arrow_errors
 from raglane.errors import ArgumentError, BusyError, DispatchError, ShapeError
+from raglane.kernels.cpu.prepared import as_array
 from raglane.ragged import Ragged
 from raglane.serve.engine import Engine
 from raglane.serve.frames import numbers
+from raglane.serve.rounds import Rounds
 from raglane.training.stored import finite
 
 DATATYPES = {
@@ -58,7 +61,9 @@ class Served:
     whole sequences.
     """
 
-    def __init__(self, name: str, model: Any, **options: Any) -> None:
+    def __init__(
+        self, name: str, model: Any, *, period: float | None = None, **options: Any
+    ) -> None:
         self.name = name
         self.reason = ""
         self.run = None if isinstance(model, Engine | nn.Module | list | tuple) else model
@@ -70,6 +75,9 @@ class Served:
                 if self.run is None:
                     raise
                 self.reason = str(error)
+        if self.engine is not None:
+            self.rounds = Rounds(self.engine, period)
+        self._forms: dict[Any, Columns | Binary] = {}
         # The last batch of each kind, which a request may join.
         self._batches: dict[Any, list[_Request]] = {}
         self._lock = threading.Lock()  # of the batches
@@ -77,16 +85,20 @@ class Served:
         self._pool = ThreadPoolExecutor(1, f"raglane {name}")
 
     def start(self) -> None:
-        """Start the thread of the engine, unless it runs."""
+        """Step the engine in the running event loop."""
         if self.engine is not None:
-            with suppress(ArgumentError):
-                self.engine.start()
+            self.rounds.start()
 
     def stop(self) -> None:
-        """Stop the threads."""
+        """Stop the steps, and the thread of whole sequences."""
         if self.engine is not None:
-            self.engine.stop()
+            self.rounds.stop()
         self._pool.shutdown()
+
+    def expire(self) -> None:
+        """Close idle streams."""
+        if self.engine is not None:
+            self.rounds.expire()
 
     # Frames and results of streams.
 
@@ -99,8 +111,8 @@ class Served:
     def frames(self, content: Any) -> Any:
         """Return frames of JSON or bytes in a form that the engine accepts, or refuses."""
         prepared = self.streams.accepts.prepared
-        if isinstance(content, bytes):
-            size = math.prod(prepared.features) * prepared.dtype.itemsize
+        if isinstance(content, bytes | bytearray | memoryview):
+            size = self.frame_bytes
             if len(content) % size:
                 kind = DATATYPES[prepared.dtype]
                 got = f"{len(content)} bytes"
@@ -119,6 +131,38 @@ class Served:
             if is_numbers and prepared.dtype is torch.int64
             else content
         )
+
+    @property
+    def frame_bytes(self) -> int:
+        """The size of a frame in a binary message."""
+        prepared = self.streams.accepts.prepared
+        return math.prod(prepared.features) * prepared.dtype.itemsize
+
+    def rows(self, content: Any) -> npt.NDArray[Any]:
+        """Return frames of JSON or bytes that the engine accepts, ``(n, width)``, bfloat16 as int16;
+        raise if it does not.
+        """
+        accepts = self.streams.accepts
+        # Fast path: the frames of most messages are only read once.
+        if (
+            accepts.plain is not None
+            and isinstance(content, bytes | bytearray | memoryview)
+            and not len(content) % (accepts.width * accepts.plain.itemsize)
+        ):
+            array = np.frombuffer(content, accepts.plain).reshape(-1, accepts.width)
+            return accepts.array(array, _any_count)
+        rows = self.checked(self.frames(content))
+        return as_array(rows.reshape(rows.shape[0], accepts.width))
+
+    def form(self, is_binary: bool, options: Mapping[str, Any]) -> Columns | Binary:
+        """Return how results are written; raise if an option does not apply to the model."""
+        prepared = self.streams.accepts.prepared
+        key = is_binary, *sorted(options.items())
+        if key not in self._forms:
+            nothing = torch.empty(0, *prepared.output_features, dtype=prepared.output_dtype)
+            self.answer(nothing, **options)
+            self._forms[key] = Binary(self) if is_binary else Columns(self, dict(options))
+        return self._forms[key]
 
     def checked(self, frames: Any) -> Tensor:
         """Return frames that the engine accepts, ``(n, *features)``; raise if it does not."""
@@ -150,14 +194,12 @@ class Served:
         """Return results as tensors of the Open Inference Protocol; for a run, its predictions
         too.
         """
-        shape = list(rows.shape)
-        datatype = DATATYPES[rows.dtype]
         tensors = [
             {
                 "name": "outputs",
-                "shape": shape,
-                "datatype": datatype,
-                "data": rows.flatten().tolist(),
+                "shape": list(rows.shape),
+                "datatype": DATATYPES[rows.dtype],
+                "data": self.streams.accepts.in_units(rows).flatten().tolist(),
             }
         ]
         for name, column in {} if self.run is None else self.answer(rows).items():
@@ -179,7 +221,9 @@ class Served:
         """
         self._check_options(options)
         columns = {} if self.run is None else self.streams.columns(rows, **options)
-        return {**columns, "outputs": rows.tolist()} if outputs or not columns else columns
+        if columns and not outputs:
+            return columns
+        return {**columns, "outputs": self.streams.accepts.in_units(rows).tolist()}
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         if self.run is None and options:
@@ -289,6 +333,18 @@ class Served:
         outputs = self.streams.run(Ragged(sequences)) if sequences else ()
         return {"outputs": [rows.tolist() for rows in outputs]}
 
+    def shapes(self) -> dict[str, Any]:
+        """Return the name of the model, and the shapes and dtypes of its frames and results."""
+        prepared = self.streams.accepts.prepared
+        return {
+            "model": self.name,
+            "frames": {"shape": prepared.features, "datatype": DATATYPES[prepared.dtype]},
+            "results": {
+                "shape": prepared.output_features,
+                "datatype": DATATYPES[prepared.output_dtype],
+            },
+        }
+
     def description(self) -> dict[str, Any]:
         """Return the metadata of the Open Inference Protocol."""
         facts: dict[str, Any] = {"live": self.engine is not None, "reason": self.reason}
@@ -317,6 +373,37 @@ class Served:
             }
             facts["tokens"] = self.run.preprocessor.is_tokens
         return metadata
+
+
+class Binary:
+    """Results as bytes, in little endian."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def encode(self, rows: Tensor) -> Callable[[int, int], bytes]:
+        """See :class:`raglane.serve.rounds.Form`."""
+        rows = self._served.streams.accepts.in_units(rows).flatten(1)
+        size = rows.shape[1] * rows.dtype.itemsize
+        data = rows.contiguous().view(torch.uint8).numpy().tobytes()
+        return lambda begin, end: data[begin * size : end * size]
+
+
+class Columns:
+    """Results as columns in JSON, an entry per row."""
+
+    def __init__(self, served: Served, options: Mapping[str, Any]) -> None:
+        self._served = served
+        self._options = options
+
+    def encode(self, rows: Tensor) -> Callable[[int, int], dict[str, list[Any]]]:
+        """See :class:`raglane.serve.rounds.Form`."""
+        columns = self._served.answer(rows, **self._options)
+        return lambda begin, end: {name: column[begin:end] for name, column in columns.items()}
+
+
+def _any_count(count: int) -> None:
+    """Accept any number of frames; those that do not fit a queue wait."""
 
 
 def _kind(sequence: Any) -> str:

@@ -161,7 +161,7 @@ def _kernel_stage(
 
 def _initial(layer: Stack) -> list[Tensor]:
     """Return the first states of a stream, ``(layers, size)`` each."""
-    if layer.initial_state in ("lengths", "module"):
+    if layer.initial_state not in ("zeros", "learned"):
         raise Refused(f"its initial_state is {layer.initial_state!r}, which reads whole sequences")
     like = layer._like(layer._weights())
     sizes = layer.state_sizes

@@ -23,10 +23,18 @@ from raglane.errors import CheckpointError
 from raglane.training.folder import BEST, find
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.own_cell import check_named, is_own, label_of, name_cell
-from raglane.training.stored import damaged, parse_json, read_bytes, read_json, reading, to_json
+from raglane.training.stored import (
+    damaged,
+    parse_json,
+    read_bytes,
+    read_json,
+    reading,
+    to_json,
+    with_new_words,
+)
 
 FORMAT = "raglane-model"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 CONFIG = "config.json"
 WEIGHTS = "weights.safetensors"
 # The name of the checksum in the metadata of a safetensors file.
@@ -125,7 +133,7 @@ def read_model(files: Mapping[str, bytes], folder: Path) -> SavedModel:
 def _sizes(config: Mapping[str, Any], folder: Path) -> ModelConfig:
     check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
     with reading(folder / CONFIG):
-        return ModelConfig.from_config(config["model"])
+        return ModelConfig.from_config(with_new_words(dict(config))["model"])
 
 
 def _made(
@@ -140,6 +148,7 @@ def _made(
     sizes = _sizes(config, folder)
     # Outside of `reading`, whose messages are about the file.
     check_named(sizes.cell, cell)
+    config = with_new_words(config)
     with reading(folder / CONFIG):
         preprocessor = Preprocessor.from_config(config["preprocessor"])
         sizes.check_fits(preprocessor)

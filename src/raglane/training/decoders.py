@@ -10,11 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
-from raglane import segments
-from raglane.nn import AttentionDecoder, CTCBeamSearch, Hypotheses, Transducer, ctc_loss
+from raglane.nn import (
+    AttentionDecoder,
+    CTCBeamSearch,
+    Hypotheses,
+    Transducer,
+    ctc_greedy_search,
+    ctc_loss,
+)
 from raglane.nn.encoder import LAYERS
 from raglane.ragged import Ragged
 
@@ -87,9 +92,9 @@ class CTC(Decoder):
     ) -> Hypotheses:
         """See :meth:`Decoder.answer`."""
         log_probs = outputs.map(_log_softmax)
-        return (
-            best_path(log_probs) if beam == 1 else CTCBeamSearch(beam, n_best=n_best)(log_probs)[0]
-        )
+        if beam == 1:
+            return ctc_greedy_search(log_probs)
+        return CTCBeamSearch(beam, n_best=n_best)(log_probs)
 
 
 class Transduction(Decoder):
@@ -103,7 +108,7 @@ class Transduction(Decoder):
 
     def loss(self, outputs: Ragged, targets: Ragged) -> Tensor:
         """See :meth:`Decoder.loss`."""
-        losses: Tensor = self.decoder(outputs, targets, reduction="none")
+        losses = self.decoder.loss(outputs, targets, reduction="none")
         return losses.masked_fill(losses.isinf(), 0).sum()
 
     def answer(
@@ -112,9 +117,9 @@ class Transduction(Decoder):
         """See :meth:`Decoder.answer`."""
         with _evaluating(self.decoder) as decoder:
             if beam == 1:
-                return decoder.greedy(outputs)[0]
-            return decoder.search(
-                outputs, beam=beam, n_best=n_best, max_length=_most(outputs, longest)
+                return decoder.decode(outputs)
+            return decoder.decode(
+                outputs, beam_size=beam, n_best=n_best, max_length=_most(outputs, longest)
             )
 
 
@@ -137,8 +142,8 @@ class Attention(Decoder):
     ) -> Hypotheses:
         """See :meth:`Decoder.answer`."""
         with _evaluating(self.decoder) as decoder:
-            return decoder.search(
-                outputs, beam=beam, n_best=n_best, max_length=_most(outputs, longest)
+            return decoder.decode(
+                outputs, beam_size=beam, n_best=n_best, max_length=_most(outputs, longest)
             )
 
 
@@ -166,29 +171,6 @@ def _evaluating(decoder: _Module) -> Iterator[_Module]:
 
 def _log_softmax(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1)
-
-
-def best_path(log_probs: Ragged) -> Hypotheses:
-    """Return the labels of the likeliest path, without repetitions and blanks, and the
-    log-probability of the path.
-    """
-    best, labels = log_probs.values.max(-1)
-    starts = torch.ones_like(labels, dtype=torch.bool)
-    starts[1:] = labels[1:] != labels[:-1]
-    # The first element of a sequence begins a run; an empty last sequence has no element.
-    firsts = log_probs.offsets[:-1]
-    starts[firsts[firsts < len(labels)]] = True
-    begins = starts.nonzero().squeeze(1)
-    ends = torch.cat([begins[1:], begins.new_full((min(len(begins), 1),), len(labels))])
-    is_token = labels[begins] != 0
-    begins = begins[is_token]
-    ends = ends[is_token]
-    owners = log_probs.segment_ids[begins]
-    lengths = torch.bincount(owners, minlength=len(log_probs))
-    times = torch.stack([begins, ends], 1) - firsts[owners].unsqueeze(1)
-    tokens = Ragged.from_flat(labels[begins], lengths=lengths)
-    scores = segments.sum(best, log_probs.offsets)
-    return Hypotheses(tokens, scores, torch.arange(len(log_probs) + 1), tokens.with_values(times))
 
 
 DECODERS: dict[str, type[Decoder]] = {

@@ -22,10 +22,10 @@ from raglane.training.folder import DESCRIPTION, find
 from raglane.training.own_cell import named_code, take_code
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState
-from raglane.training.stored import read_json, reading, to_json
+from raglane.training.stored import read_json, reading, to_json, with_new_words
 
 FORMAT = "raglane-run"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # Begins a fingerprint that is made of `Dataset.fingerprint`.
 _MARK = "2-"
 
@@ -114,6 +114,7 @@ def load_description(folder: str | os.PathLike[str]) -> RunDescription:
     path = find(as_path(folder), DESCRIPTION)
     config = read_json(path)
     check_format(path, config, FORMAT, FORMAT_VERSION)
+    config = with_new_words(config)
     with reading(path):
         settings = Settings.from_config(config["settings"])
         data = config["data"]

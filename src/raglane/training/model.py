@@ -16,7 +16,7 @@ from raglane._utils.messages import quote
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError
-from raglane.nn import Hypotheses, SequenceEncoder, beam_search, carry
+from raglane.nn import Hypotheses, SequenceEncoder, beam_search
 from raglane.nn.linear import RowLinear, row_linear, row_sigmoid
 from raglane.nn.transduction.search import layers_first, rows_first
 from raglane.ragged import Ragged
@@ -165,7 +165,7 @@ class ModelConfig(ModelSettings):
         if is_own(self.cell):
             options["cell"] = load_cell(self.cell)
         if self.has_plain_tokens:
-            return SequenceEncoder(self.input_size, embedding=self.embedding, **options)
+            return SequenceEncoder(self.width, num_embeddings=self.input_size, **options)
         encoder = SequenceEncoder(self.width, **options)
         if self.categories:
             encoder.embedding = Mixed(self.input_size - len(self.categories), self.embeddings)
@@ -327,7 +327,7 @@ class SequenceModel(nn.Module):
         """
         embedded = self.encoder.embed(inputs)
         recurrent: Any = self.encoder.recurrent
-        out, state = recurrent(embedded, carry(recurrent, embedded, state, begins))
+        out, state = recurrent(embedded, state, begins=begins)
         return self._changed(inputs, self._dropped(out).map(self.answers)), state
 
     def _dropped(self, out: Ragged) -> Ragged:
@@ -449,7 +449,7 @@ class SequenceModel(nn.Module):
             return logits.log_softmax(-1), rows_first(hx)
 
         options: dict[str, Any] = {
-            "beam": beam,
+            "beam_size": beam,
             "max_length": most,
             "end": END_TOKEN,
             "n_best": n_best,

@@ -1,4 +1,4 @@
-"""Files of predictions: Parquet, CSV or JSON lines."""
+"""Files of predictions: Parquet, CSV or JSON lines, or the CoNLL file of the words."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import io
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from raglane._utils.files import as_path, check_new_file, no_formula, write_files
 from raglane._utils.messages import quote, require
+from raglane.data.dataset import Dataset
+from raglane.data.formats import by_suffix, conll
 from raglane.errors import ArgumentError
 from raglane.training.checkpoint import CONFIG
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
@@ -22,7 +25,7 @@ from raglane.training.stored import finite
 def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False) -> None:
     """Raise if predictions cannot be written to a file."""
     path = as_path(path)
-    check_new_file("output", path, WRITERS)
+    check_new_file("output", path, (*WRITERS, *conll.SUFFIXES))
     if escape_formulas and path.suffix.lower() != ".csv":
         got = f"it for {quote(str(path))}"
         rule = "left out, except for .csv"
@@ -60,27 +63,47 @@ def write_predictions(
     files: Mapping[Path, bytes] | None = None,
     *,
     escape_formulas: bool = False,
+    data: Dataset | None = None,
 ) -> None:
     """Write predictions to a Parquet, CSV or JSON lines file, and further files: all of them, or
     none.
 
     Numbers that are not finite become null, an empty entry in CSV, where lists are JSON text.
-    ``escape_formulas`` prepends an apostrophe to CSV texts that a spreadsheet would execute.
+    ``escape_formulas`` prepends an apostrophe to CSV texts that a spreadsheet would execute. A CoNLL
+    file has the lines of that of ``data``, with the predicted labels.
     """
     check_output(path, escape_formulas=escape_formulas)
     path = as_path(path)
-    content = to_bytes(predictions, path.suffix.lower(), escape_formulas=escape_formulas)
+    suffix = path.suffix.lower()
+    content = (
+        _conll(path, predictions, data)
+        if suffix in conll.SUFFIXES
+        else to_bytes(predictions, suffix, escape_formulas=escape_formulas)
+    )
     write_files({path: content, **(files or {})})
 
 
 def to_bytes(predictions: Predictions, suffix: str, *, escape_formulas: bool = False) -> bytes:
     """Return predictions as the content of a file with a suffix."""
-    columns = predictions.columns
+    if suffix == ".parquet":
+        predictions = replace(predictions, columns=_one_kind(predictions.columns))
+    columns = predictions.named()
     if escape_formulas:
         columns = {
             no_formula(name): list(map(no_formula, entries)) for name, entries in columns.items()
         }
     return WRITERS[suffix](finite(columns))
+
+
+def _conll(path: Path, predictions: Predictions, data: Dataset | None) -> bytes:
+    """Return the CoNLL file of the words with predicted labels."""
+    if data is not None and data.columns.task == "tag" and data.source.is_file():
+        reads = by_suffix(data.source)
+        if reads is not None and reads.name in ("conll", "text"):
+            return conll.filled(data.source, data.columns, predictions.columns["prediction"])
+    got = f"it for {quote(str(path))}"
+    rule = "a .jsonl, .csv or .parquet, unless DATA is CoNLL, and the task tag"
+    raise ArgumentError("output", got, rule, "write another format")
 
 
 def parquet_bytes(table: Any) -> bytes:
@@ -93,7 +116,7 @@ def parquet_bytes(table: Any) -> bytes:
 def _parquet(columns: dict[str, list[Any]]) -> bytes:
     arrow = require("pyarrow", "data")
     return parquet_bytes(
-        arrow.table({name: arrow.array(values) for name, values in _one_kind(columns).items()})
+        arrow.table({name: arrow.array(values) for name, values in columns.items()})
     )
 
 

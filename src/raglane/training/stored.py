@@ -25,6 +25,15 @@ from raglane.errors import ArgumentError, CheckpointError
 _JSON_FACTOR = 32
 
 _LARGEST = sys.float_info.max
+# The parts of a file whose entries earlier formats named otherwise, and these entries.
+_PARTS = ("settings", "model", "preprocessor", "columns")
+_VALUES = {
+    ("missing", "error"): "raise",
+    ("on_bad_row", "fail"): "raise",
+    ("pooling", "summary"): "final",
+    ("too_long", "refuse"): "raise",
+    ("too_long", "split"): "chunk",
+}
 _WORDS = {
     int: "a whole number",
     float: "a number",
@@ -54,6 +63,23 @@ def build(kind: type[Kind], content: Any, name: str) -> Kind:
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{name} without the entry {key!r}")
     return kind(**values)
+
+
+def with_new_words(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a file of format 2 or less with the words of format 3."""
+    parts = {name: _new_words(content[name]) for name in _PARTS if name in content}
+    if isinstance(content.get("data"), dict) and "columns" in content["data"]:
+        parts["data"] = content["data"] | {"columns": _new_words(content["data"]["columns"])}
+    return content | parts
+
+
+def _new_words(entries: Any) -> Any:
+    if not isinstance(entries, dict):
+        return entries  # rejected where it is read
+    return {
+        key: _VALUES.get((key, value), value) if isinstance(value, str) else value
+        for key, value in entries.items()
+    }
 
 
 def to_json(content: Any) -> bytes:

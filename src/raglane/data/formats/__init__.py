@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePath
 
 from raglane._utils.checks import check_choice
 from raglane._utils.files import as_path, check_file
-from raglane._utils.messages import argument, count_of, printable, quote, shorten
-from raglane.data.formats import csv, ipc, jsonl, npz, text, ts
-from raglane.data.formats.base import Format, data_error, open_error, suffix_of, unused_notes
+from raglane._utils.messages import count_of, printable, shorten
+from raglane.data.formats import arff, conll, csv, folder, ipc, jsonl, npz, others, sheet, text, ts
+from raglane.data.formats.base import Format, open_error, suffix_of, unused_notes
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
-from raglane.data.records import ROLES, Columns, Records, note_empty
+from raglane.data.records import ROLES, Columns, Records, RoleNotes, note_empty
 
 __all__ = ["FORMATS", "Format", "by_suffix", "pick", "read"]
 
@@ -24,9 +25,14 @@ FORMATS: dict[str, Format] = {
     "arrow": Format("arrow", _ARROW, ipc.read, ipc.pieces, ROLES),
     "jsonl": Format("jsonl", (".jsonl", ".ndjson", ".json"), jsonl.read, jsonl.pieces, ROLES),
     "npz": Format("npz", (".npz",), npz.read, npz.pieces, ROLES),
-    "csv": Format("csv", (".csv", ".tsv"), csv.read, csv.pieces, ROLES),
+    "csv": Format(
+        "csv", (".csv", ".tsv", ".psv", ".tab", ".dat", ".data"), csv.read, csv.pieces, ROLES
+    ),
+    "arff": Format("arff", (".arff",), arff.read, arff.pieces, ROLES),
+    "xlsx": Format("xlsx", (".xlsx", ".xlsm"), sheet.read, sheet.pieces, ROLES),
+    "conll": Format("conll", conll.SUFFIXES, conll.read, conll.pieces, conll.ROLES),
     "text": Format("text", (".txt",), text.read, text.pieces),
-    "folder": Format("folder", (), text.read_folder, text.folder_pieces),
+    "folder": Format("folder", (), folder.read, folder.pieces, ROLES),
 }
 
 # The maximum length of a note in characters.
@@ -38,7 +44,7 @@ def read(
     columns: Columns | None = None,
     format: str | None = None,
     *,
-    on_bad_row: str = "fail",
+    on_bad_row: str = "raise",
 ) -> Records:
     """Read a file or a folder as records."""
     path = as_path(path)
@@ -58,11 +64,18 @@ def read(
         notes.append(f"{count_of(repeated, 'sequence')} {verb} the id of another one")
     if columns.task == "classify" and (note := note_empty(records)):
         notes.append(note)
-    return replace(records, notes=tuple(shorten(printable(note), _NOTE) for note in notes))
+    roles = RoleNotes(*map(_printed, records.roles))
+    return replace(records, notes=_printed(notes), roles=roles)
+
+
+def _printed(notes: Iterable[str]) -> tuple[str, ...]:
+    return tuple(shorten(printable(note), _NOTE) for note in notes)
 
 
 def pick(path: Path, format: str | None = None) -> Format:
     """Return the format of a name, or else of a path."""
+    if str(path) == "-":
+        others.check_suffix(path)
     try:
         check_file(path)
     except IsADirectoryError:
@@ -73,14 +86,17 @@ def pick(path: Path, format: str | None = None) -> Format:
         return FORMATS[check_choice("format", format, tuple(FORMATS), "pass one of these, or None")]
     if path.is_dir():
         return FORMATS["arrow" if ipc.is_converted(path) else "folder"]
-    if (known := by_suffix(path)) is not None:
+    known = by_suffix(path)
+    if known is not None and known.name != "text":
+        return known
+    others.check_suffix(path)
+    name = others.format_of_content(path)
+    if name is not None:
+        return FORMATS[name]
+    if known is not None:
         return known
     suffixes = ", ".join(suffix for each in FORMATS.values() for suffix in each.suffixes)
-    got = f"the suffix {quote(path.suffix)}" if path.suffix else "no suffix"
-    rule = f"a file with the suffix {suffixes}, or a folder of .txt files"
-    raise data_error(
-        path, got, rule, f"name the format with {argument('format')}, or unpack or convert the file"
-    )
+    raise others.unknown(path, suffixes)
 
 
 def by_suffix(path: PurePath) -> Format | None:

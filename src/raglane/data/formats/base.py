@@ -17,40 +17,15 @@ from typing import IO, Any
 from raglane._utils.files import NotAFileError, check_file, read_file
 from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.records import LISTS, ROLES, Columns, Records
+from raglane.data.roles import Refusal
+from raglane.data.roles.rules import ID_NAMES, ROLE_NAMES, taken
 from raglane.errors import DataError, UnfitColumnError
 
 # The suffix of compressed files, after that of the format.
 GZIP = ".gz"
 
-# Names of an id column, in lower case and in order of preference.
-ID_NAMES = (
-    *("id", "sequence_id", "series_id", "case_id", "sample_id", "uid"),
-    *(
-        "patient_id",
-        "subject_id",
-        "meter_id",
-        "user_id",
-        "session_id",
-        "patient",
-        "subject",
-        "meter",
-    ),
-)
-
-# Among several candidates for the sequence or the label, the only one with one of these names is
-# chosen.
-ROLE_NAMES = {
-    "sequence": ("sequence", "input_ids", "token_ids", "tokens", "words", "text", "sentence"),
-    "label": ("label", "labels", "class", "target", "tags"),
-}
-
 # Whole numbers in columns of these names are tokens.
 TOKEN_NAMES = ("input_ids", "token_ids", "tokens")
-
-# Names of a time column, in order of preference.
-TIME_NAMES = ("time", "timestamp", "datetime", "date", "step", "timestep", "time_step", "t")
-# Further ones, if no two elements of a sequence have the same entry.
-PERIOD_NAMES = ("month", "quarter", "year")
 
 
 @dataclass(frozen=True)
@@ -85,6 +60,16 @@ def empty_label(path: Path, name: str) -> DataError:
     forecast = argument("task", "forecast")
     fix = f"{fix}; without labels, pass {forecast} to predict the next element"
     return data_error(path, got, "data with a label in each row", fix)
+
+
+def refused(path: Path, refusal: Refusal) -> DataError:
+    """Return the error for a file whose columns have no role, or several."""
+    rows = (f"{path}", refusal.got, refusal.rule, refusal.fix)
+    error = UnfitColumnError(*rows) if refusal.candidates else DataError(*rows)
+    error.fixes = dict(refusal.fixes)
+    if isinstance(error, UnfitColumnError):
+        error.candidates = refusal.candidates
+    return error
 
 
 def has_utf8(text: str) -> bool:
@@ -233,17 +218,6 @@ def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
     )
 
 
-def taken(columns: Columns) -> set[str | None]:
-    """Return the columns that were named in another role than time."""
-    return {
-        columns.label,
-        columns.id,
-        *(columns.features or ()),
-        *(columns.static or ()),
-        *(columns.categorical or ()),
-    }
-
-
 def is_named(name: str, columns: Columns) -> bool:
     """Return False for the name that pandas gives to a column without one, unless a role was given
     to it.
@@ -286,6 +260,7 @@ def choose_column(
         fix = f"name one with {columns_argument(role)}"
         error = UnfitColumnError(f"{path}", got, rule, fix)
         error.candidates = tuple(candidates)
+        error.fixes = {role: candidates[0]}
         raise error
     got = f"no candidate for the {role} column among its columns ({quote_all(present) or 'none'})"
     names = f"{columns_argument('id')} and {columns_argument('features')}"
@@ -294,7 +269,9 @@ def choose_column(
         f"without labels, pass {argument('task', 'forecast')} to predict the next element"
     )
     fix = f"add one, or name it with {columns_argument(role)}; {more[role]}"
-    raise UnfitColumnError(f"{path}", got, f"data with a {kind}", fix)
+    error = UnfitColumnError(f"{path}", got, f"data with a {kind}", fix)
+    error.fixes = {"task": "forecast"} if role == "label" else {}
+    raise error
 
 
 def id_column(

@@ -26,19 +26,19 @@ float32, such as 1e999, is infinite, and so missing.
 from __future__ import annotations
 
 import io
-import re
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.messages import count_of, quote, quote_all, require
+from raglane._utils.messages import argument, count_of, quote, quote_all, require
+from raglane.data.dates import is_date
 from raglane.data.decimals import CommaColumns, Entries
 from raglane.data.formats.base import (
     check_readable,
@@ -48,63 +48,65 @@ from raglane.data.formats.base import (
     opened,
     read_bytes,
 )
-from raglane.data.formats.csv_table import is_date, is_plain, numbers_in, records_of_rows
-from raglane.data.formats.entries import (
-    NUMBERED,
-    id_column_of,
-    read_entries,
-    row_piece,
-    step_columns,
-    text_column,
-)
+from raglane.data.formats.csv_table import records_of_rows
+from raglane.data.formats.entries import read_columns, roles_of, row_piece
+from raglane.data.formats.grouping import is_plain
+from raglane.data.formats.layout import UTF16, Plain, plain
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
 from raglane.data.formats.short_rows import ShortRows
+from raglane.data.formats.times import joined_ids
 from raglane.data.records import Columns, Records
-
-# Separators other than commas.
-_OTHER_MARKS = ("\t", ";", "|")
+from raglane.data.roles import Facts, Roles, Shape
+from raglane.data.typed import Column, Written, numbers_in
 
 
 def read(path: Path, columns: Columns) -> Records:
     """Read a CSV file in long form."""
-    entries, notes = _entries_of(path, columns)
-    records = read_entries(path, entries, columns)
+    entries, notes = entries_of(path, columns)
+    records = read_columns(path, entries, columns)
     return replace(records, notes=(*notes, *records.notes))
 
 
-def _entries_of(path: Path, columns: Columns) -> tuple[dict[str, Entries], tuple[str, ...]]:
-    """Return the entries of each column as texts, and notes on omitted columns."""
-    content = read_bytes(path)
-    # pandas decodes the file too, but does not report the place of an invalid byte.
-    decode(path, content)
-    rows = next(_parsed(path, io.BytesIO(content), None))
+def entries_of(
+    path: Path, columns: Columns, content: bytes | None = None
+) -> tuple[dict[str, Column], tuple[str, ...]]:
+    """Return the entries of each column as texts, and notes on omitted columns; ``content`` is that
+    of the file, if it is no CSV file.
+    """
+    content = read_bytes(path) if content is None else content
+
+    def table_again() -> Plain:
+        return plain(path, io.BytesIO(content), columns)
+
+    table = table_again()
+    if not content.startswith(UTF16):
+        # pandas decodes the file too, but does not report the place of an invalid byte.
+        decode(path, content)
+    rows = next(_parsed(path, table, table_again, None))
     header = _header_of(path, rows, columns)
     if len(rows) == 1:
         raise data_error(
             path, "a header and no rows", "a file with at least one sequence", "check the file"
         )
     nameless = header.count("")
-    notes = (
-        (f"left out, because they have no name: {count_of(nameless, 'column')}",)
-        if nameless
-        else ()
-    )
-    return {name: rows[1:, place] for place, name in enumerate(header) if name}, notes
+    notes = table.notes
+    if nameless:
+        notes = (*notes, f"left out, because they have no name: {count_of(nameless, 'column')}")
+    return _named_columns(header, rows[1:]), notes
 
 
-def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entries]:
-    """Yield the rows of an open file, the header first, in arrays of ``size`` rows, or in one."""
+def _named_columns(header: list[str], rows: Entries) -> dict[str, Column]:
+    return {name: Written(rows[:, place]) for place, name in enumerate(header) if name}
+
+
+def _parsed(
+    path: Path, table: Plain, again: Callable[[], Plain], size: int | None
+) -> Iterator[Entries]:
+    """Yield the rows of an open file, the header first, in arrays of ``size`` rows, or in one;
+    ``again`` opens it again.
+    """
     pandas = require("pandas", "data")
-    first = content.readline()
-    # Excel reads, and some programs write, a first line that names the separator.
-    named = re.fullmatch(r'\ufeff?"?sep=(.)"?\s*', first.decode(errors="replace"), re.IGNORECASE)
-    # A comma, unless the header has only others, except in quotes.
-    marks = re.sub(rb'"[^"]*"?', b"", first)
-    guess = next(
-        (mark for mark in _OTHER_MARKS if mark.encode() in marks and b"," not in marks), ","
-    )
-    mark = named[1] if named else guess
-    content.seek(len(first) if named else 0)
+    mark = table.mark
     # The header is read as a row, because pandas would rename repeated and empty names, and
     # truncate longer rows.
     options: dict[str, Any] = {
@@ -117,9 +119,11 @@ def _parsed(path: Path, content: IO[bytes], size: int | None) -> Iterator[Entrie
         True  # as in "id, time, label"; spaces in quotes are part of an entry
     )
     commas = CommaColumns()
-    short = ShortRows(path, mark, skipped=int(bool(named)))
+    short = ShortRows(again)
     try:
-        with pandas.read_csv(content, sep=mark, chunksize=size or sys.maxsize, **options) as reader:
+        with pandas.read_csv(
+            table.file, sep=mark, chunksize=size or sys.maxsize, **options
+        ) as reader:
             for frame in reader:
                 rows = short.mark(frame.fillna("").to_numpy(dtype=object))
                 yield rows if mark == "," else commas.mark(rows)
@@ -173,7 +177,7 @@ def _check_header(path: Path, header: list[str], rows: Entries) -> None:
             path,
             f"no header, but {quote_all(names)}",
             "a file with a header",
-            "add it as the first line",
+            f"add it as the first line, or pass {argument('no_header', value=True, of='Columns')}",
         )
 
 
@@ -184,17 +188,15 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     whole, because its last row may belong to its first sequence.
     """
     _check_bytes(path)
-    header = _header_of(path, next(_chunks(path), np.empty((0, 0), dtype=object)), columns)
-    names = [name for name in header if name]
-    may_be_wide = columns.wide or sum(map(bool, map(NUMBERED.fullmatch, names))) > 2
-    entries = _entries_of(path, columns)[0] if may_be_wide else {}
-    is_long = not columns.wide and not (entries and step_columns(path, columns, entries))
-    if is_long and text_column(path, columns, names) is None:
-        id_name, _ = id_column_of(path, columns, names)
-        place = header.index(id_name)
-        is_consecutive, has_numbers = _survey_ids(_chunks(path), place)
+    rows = next(_chunks(path, columns), np.empty((0, 0), dtype=object))
+    header = _header_of(path, rows, columns)
+    # The first rows decide about a row per element; about steps and texts, all rows.
+    roles = roles_of(path, Facts(_named_columns(header, rows[1:])), columns)
+    if roles.shape is Shape.ELEMENTS and roles.id:
+        places = tuple(map(header.index, roles.id))
+        is_consecutive, has_numbers = _survey_ids(_chunks(path, columns), places)
         if is_consecutive:
-            file = _File(path, header, place, columns, has_numbers)
+            file = _File(path, header, places, columns, roles, has_numbers)
             if start:
                 # The first rows decide how the others are read.
                 for piece in islice(file.pieces(0), 1):
@@ -202,33 +204,75 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
             yield from file.pieces(start[0] if start else 0)
             return
     if not start:
-        yield from entry_pieces(path, entries or _entries_of(path, columns)[0], columns)
+        yield from column_pieces(path, entries_of(path, columns)[0], columns)
 
 
-def entry_pieces(path: Path, entries: dict[str, Entries], columns: Columns) -> Iterator[Piece]:
-    """Yield the sequences of columns of texts as one piece."""
-    names = list(entries)
-    text = text_column(path, columns, names)
-    steps = step_columns(path, columns, entries)
-    if text is not None or steps or columns.wide:
-        yield row_piece(path, entries, replace(columns, sequence=text), steps)
+def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> Iterator[Piece]:
+    """Yield the sequences of typed columns as one piece."""
+    roles = roles_of(path, Facts(table), columns)
+    if roles.shape is not Shape.ELEMENTS:
+        yield row_piece(path, table, columns, roles)
         return
-    name, _ = id_column_of(path, columns, names)
-    yield _File(
-        path, names, names.index(name), columns, all(map(is_plain, entries[name]))
-    ).regrouped(entries)
+    if not roles.id:
+        count = len(next(iter(table.values())))
+        yield _series_piece(path, table, columns, roles, np.arange(count))
+        return
+    ids = joined_ids([table[name].words() for name in roles.id])
+    codes, different = Written(ids).codes()
+    has_numbers = all(map(is_plain, different))
+    order = np.argsort(codes, kind="stable")
+    names = list(table)
+    places = tuple(map(names.index, roles.id))
+    file = _File(path, names, places, columns, roles, has_numbers)
+    ordered = {name: column.take(order) for name, column in table.items()}
+    yield file.piece(ordered, order, len(order))
+
+
+def _series_piece(
+    path: Path,
+    table: Mapping[str, Column],
+    columns: Columns,
+    roles: Roles,
+    rows: npt.NDArray[np.int64],
+) -> Piece:
+    """Return one series as a piece; its rows can be left out one by one."""
+    facts = Facts(table)
+    words = [name for name in table if name not in roles.time and facts.share_of_words(name) > 0.5]
+    numbers = [name for name in table if name not in (*roles.time, *words)]
+    # A row by itself does not tell whether a column has numbers.
+    settled = replace(
+        columns, categorical=tuple(dict.fromkeys((*(columns.categorical or ()), *words)))
+    )
+
+    def read_rows(low: int, high: int) -> Records:
+        some = {name: column.take(slice(low, high)) for name, column in table.items()}
+        one_by_one = replace(settled, duplicate_times="keep")
+        return records_of_rows(path, some, one_by_one, roles, rows[low:high], not numbers)
+
+    def read(low: int, high: int) -> Records:  # noqa: ARG001
+        return records_of_rows(path, table, columns, roles, rows)
+
+    def without(bad: list[int]) -> Piece:
+        kept = np.delete(np.arange(len(rows)), bad)
+        some = {name: column.take(kept) for name, column in table.items()}
+        return _series_piece(path, some, columns, roles, rows[kept])
+
+    end = (len(rows),)
+    elements = Piece(len(rows), read_rows, end, lambda row: f"data row {rows[row]}")
+    return Piece(1, read, end, lambda _: "the series", elements, without)
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file that is read in pieces: its columns, the place of the ids, and whether all ids are
-    numbers.
+    """A file that is read in pieces: its columns, the places of the ids, their roles, and whether
+    all ids are numbers.
     """
 
     path: Path
     header: list[str]
-    place: int
+    places: tuple[int, ...]
     columns: Columns
+    roles: Roles
     has_numbers: bool
     # The columns of the first rows, and whether they contain tokens; later rows are read in the
     # same way.
@@ -236,33 +280,26 @@ class _File:
 
     def pieces(self, start: int) -> Iterator[Piece]:
         """Yield pieces from a data row on."""
-        for first, rows in _whole_sequences(_chunks(self.path), self.place, start):
-            yield self._piece(rows, np.arange(first, first + len(rows)), first + len(rows))
+        for first, rows in _whole_sequences(_chunks(self.path, self.columns), self.places, start):
+            numbers = np.arange(first, first + len(rows))
+            yield self.piece(_named_columns(self.header, rows), numbers, first + len(rows))
 
-    def regrouped(self, entries: dict[str, Entries]) -> Piece:
-        """Return all rows, sorted by sequence, as one piece."""
-        codes, _ = require("pandas", "data").factorize(entries[self.header[self.place]])
-        order = np.argsort(codes, kind="stable")
-        rows = np.stack(
-            [entries[name][order] if name else np.full(len(order), "") for name in self.header],
-            axis=1,
-        )
-        return self._piece(rows, order, len(rows))
-
-    def _piece(self, rows: Entries, numbers: npt.NDArray[np.int64], end: int) -> Piece:
+    def piece(self, table: Mapping[str, Column], numbers: npt.NDArray[np.int64], end: int) -> Piece:
         """Return a piece of whole sequences; ``numbers`` are those of the rows in the file."""
-        starts = _run_starts(rows[:, self.place])
-        bounds = np.append(starts, len(rows))
+        ids = joined_ids([table[self.header[place]].words() for place in self.places])
+        starts = _run_starts(ids)
+        bounds = np.append(starts, len(numbers))
 
         def place(row: int) -> str:
-            return f"data row {numbers[starts[row]]} (id {quote(rows[starts[row], self.place])})"
+            return f"data row {numbers[starts[row]]} (id {quote(ids[starts[row]])})"
 
         def read(low: int, high: int) -> Records:
-            here = slice(bounds[low], bounds[high])
-            entries = {name: rows[here, column] for column, name in enumerate(self.header) if name}
+            here = slice(int(bounds[low]), int(bounds[high]))
+            rows = {name: column.take(here) for name, column in table.items()}
             columns, is_tokens = self.settled[0] if self.settled else (self.columns, None)
-            name = self.header[self.place]
-            records = records_of_rows(self.path, entries, columns, name, numbers[here], is_tokens)
+            records = records_of_rows(
+                self.path, rows, columns, self.roles, numbers[here], is_tokens
+            )
             if not self.settled:
                 self.settled.append((records.columns, records.is_tokens))
             return (
@@ -274,14 +311,15 @@ class _File:
         return Piece(len(starts), read, (end,), place)
 
 
-def _chunks(path: Path) -> Iterator[Entries]:
+def _chunks(path: Path, columns: Columns) -> Iterator[Entries]:
     """Yield the rows of a file in chunks, the header first."""
     with opened(path) as file:
-        yield from _parsed(path, file, ROWS)
+        table = plain(path, file, columns)
+        yield from _parsed(path, table, lambda: plain(path, opened(path), columns), ROWS)
 
 
 def _whole_sequences(
-    chunks: Iterator[Entries], place: int, start: int
+    chunks: Iterator[Entries], places: tuple[int, ...], start: int
 ) -> Iterator[tuple[int, Entries]]:
     """Yield data rows from ``start`` on, in runs of whole sequences, each with the number of its
     first row.
@@ -292,7 +330,7 @@ def _whole_sequences(
     for count, chunk in enumerate(chunks):
         if held is not None:
             # The last sequence may continue in this chunk.
-            cut = int(_run_starts(held[:, place])[-1])
+            cut = int(_run_starts(_ids_in(held, places))[-1])
             if cut:
                 yield first, held[:cut]
                 first = first + cut
@@ -308,12 +346,19 @@ def _whole_sequences(
         yield first, held
 
 
+def _ids_in(rows: Entries, places: tuple[int, ...]) -> Entries:
+    """Return the id of each row."""
+    if len(places) == 1:
+        return rows[:, places[0]]
+    return joined_ids([rows[:, place] for place in places])
+
+
 def _run_starts(ids: Entries) -> npt.NDArray[np.int64]:
     """Return 0 and the places where an id differs from the previous one."""
     return np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
 
 
-def _survey_ids(chunks: Iterator[Entries], place: int) -> tuple[bool, bool]:
+def _survey_ids(chunks: Iterator[Entries], places: tuple[int, ...]) -> tuple[bool, bool]:
     """Return whether the rows of each sequence are consecutive, and whether all ids are whole
     numbers.
     """
@@ -322,7 +367,7 @@ def _survey_ids(chunks: Iterator[Entries], place: int) -> tuple[bool, bool]:
     has_numbers = True
     last = None
     for count, chunk in enumerate(chunks):
-        ids = chunk[int(count == 0) :, place]
+        ids = _ids_in(chunk[int(count == 0) :], places)
         if len(ids):
             different = ids[_run_starts(ids)]
             if different[0] == last:
@@ -341,7 +386,9 @@ def _check_bytes(path: Path) -> None:
     line = 1
     rest = b""
     with opened(path) as file:
-        while chunk := file.read(BYTES):
+        is_utf16 = file.read(2) in UTF16
+        file.seek(0)
+        while not is_utf16 and (chunk := file.read(BYTES)):
             # Chunks may split characters, so whole lines are decoded.
             block, newline, rest = (rest + chunk).rpartition(b"\n")
             decode(path, block, line)

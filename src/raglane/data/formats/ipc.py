@@ -21,8 +21,8 @@ import numpy.typing as npt
 from raglane._utils.messages import require, shorten
 from raglane.data.formats.arrow import arrow_types, is_text
 from raglane.data.formats.base import check_readable, data_error, open_error
-from raglane.data.formats.csv import entry_pieces
-from raglane.data.formats.entries import entries_of, read_table
+from raglane.data.formats.csv import column_pieces
+from raglane.data.formats.entries import columns_of, read_table
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start
 from raglane.data.formats.table import Chosen, choose, records_of
 from raglane.data.records import Columns, Records
@@ -197,9 +197,9 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     for shard, expected in files:
         table = table_of(shard, expected)
         with readable(shard, "Arrow"):
-            entries = entries_of(shard, table.schema, table.select, columns)
+            entries = columns_of(shard, table.schema, table.select, columns)
         if entries is not None:
-            yield from () if start else entry_pieces(shard, entries, columns)
+            yield from () if start else column_pieces(shard, entries, columns)
             return
         chosen = choose(shard, table.schema, columns)
         for row, rows in slices(table):
@@ -249,6 +249,15 @@ def parquet_file(path: Path, source: Any, **options: Any) -> Any:
     return file
 
 
+def whole_table(path: Path) -> Any:
+    """Return all columns of an Arrow or Parquet file."""
+    if not path.suffix.lower().startswith(".p"):
+        return table_of(path)
+    check_readable(path)
+    with readable(path, "Parquet"), parquet_file(path, path) as file:
+        return file.read()
+
+
 def read_parquet(path: Path, columns: Columns) -> Records:
     """Read the used columns of a Parquet file."""
     # pyarrow raises the same errors for missing and damaged files.
@@ -264,8 +273,8 @@ def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[
     # By default whole columns, of all row groups, are in memory at once.
     small = {"pre_buffer": False, "buffer_size": 1 << 20}
     with readable(path, "Parquet"), parquet_file(path, path, **small) as file:
-        if (entries := entries_of(path, file.schema_arrow, file.read, columns)) is not None:
-            yield from () if start else entry_pieces(path, entries, columns)
+        if (entries := columns_of(path, file.schema_arrow, file.read, columns)) is not None:
+            yield from () if start else column_pieces(path, entries, columns)
             return
         chosen = choose(path, file.schema_arrow, columns)
         row = 0

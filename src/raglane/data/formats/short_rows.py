@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,9 @@ import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote_all
 from raglane.data.decimals import Entries
-from raglane.data.formats.base import data_error, opened
+from raglane.data.formats.base import data_error
+from raglane.data.formats.layout import Plain
+from raglane.data.typed import Column, Written
 
 
 class _Absent(str):
@@ -30,12 +32,12 @@ class _Absent(str):
 
 
 class ShortRows:
-    """The short rows of a file, which is read in chunks, the header first; ``skipped`` lines
-    precede the header.
+    """The short rows of a table, which is read in chunks, the header first; ``open`` opens it
+    again.
     """
 
-    def __init__(self, path: Path, mark: str, skipped: int) -> None:
-        self._sizes = _row_sizes(path, mark, skipped)
+    def __init__(self, open: Callable[[], Plain]) -> None:
+        self._sizes = _row_sizes(open)
         # The number of rows in the chunks so far, and in those read from ``_sizes``.
         self._count = self._read = 0
 
@@ -73,12 +75,12 @@ class _Lines:
             yield line
 
 
-def _row_sizes(path: Path, mark: str, skipped: int) -> Iterator[tuple[int, int]]:
+def _row_sizes(open: Callable[[], Plain]) -> Iterator[tuple[int, int]]:
     """Yield the line, from 1, in which each row begins, and the number of its entries."""
-    with opened(path) as file:
-        text = io.TextIOWrapper(file, "utf-8-sig", "replace", newline="")
-        lines = _Lines(islice(text, skipped, None))
-        reader = csv.reader(lines, delimiter=mark, skipinitialspace=True)
+    table = open()
+    with table.file as file:
+        lines = _Lines(io.TextIOWrapper(file, "utf-8-sig", "replace", newline=""))
+        reader = csv.reader(lines, delimiter=table.mark, skipinitialspace=True)
         end = 0
         # An entry of more than 131,072 characters is an error, after which no row counts as short.
         with suppress(csv.Error):
@@ -87,11 +89,11 @@ def _row_sizes(path: Path, mark: str, skipped: int) -> Iterator[tuple[int, int]]
                 end = reader.line_num
                 # pandas skips blank lines.
                 if len(row) > 1 or not lines.last.isspace():
-                    yield begin + skipped, len(row)
+                    yield begin + table.skipped, len(row)
 
 
 def check_ends(
-    path: Path, entries: Mapping[str, Entries], rows: Sequence[int] | npt.NDArray[np.int64]
+    path: Path, entries: Mapping[str, Column], rows: Sequence[int] | npt.NDArray[np.int64]
 ) -> None:
     """Raise a DataError for the first row that lacks its last entries; ``rows`` are the numbers of
     the rows in the file.
@@ -100,7 +102,11 @@ def check_ends(
     if not short:
         return
     row, entry = short[0]
-    names = [name for name, column in entries.items() if isinstance(column[row], _Absent)]
+    names = [
+        name
+        for name, column in entries.items()
+        if isinstance(column, Written) and isinstance(column.entries[row], _Absent)
+    ]
     got = f"data row {rows[row]} without {quote_all(names)}"
     skip = argument("on_bad_row", "skip")
     fix = (
@@ -110,7 +116,7 @@ def check_ends(
     raise data_error(path, got, rule, fix, entry.line)
 
 
-def note_ends(entries: Mapping[str, Entries]) -> list[str]:
+def note_ends(entries: Mapping[str, Column]) -> list[str]:
     """Return the note about rows that lack their last entries."""
     short = _short_rows(entries)
     if not short:
@@ -119,7 +125,8 @@ def note_ends(entries: Mapping[str, Entries]) -> list[str]:
     return [f"{rows} with fewer entries than the header; the first: line {short[0][1].line}"]
 
 
-def _short_rows(entries: Mapping[str, Entries]) -> list[tuple[int, _Absent]]:
+def _short_rows(entries: Mapping[str, Column]) -> list[tuple[int, _Absent]]:
     """Return the rows that lack the entry of the last column, and these entries."""
-    last = entries[next(reversed(list(entries)))].tolist()
+    column = entries[next(reversed(list(entries)))]
+    last = column.entries.tolist() if isinstance(column, Written) else ()
     return [(row, entry) for row, entry in enumerate(last) if isinstance(entry, _Absent)]

@@ -47,9 +47,6 @@ from raglane.data.formats.arrow import (
     words_of,
 )
 from raglane.data.formats.base import (
-    ID_NAMES,
-    ROLE_NAMES,
-    TIME_NAMES,
     check_named,
     choose_column,
     columns_argument,
@@ -59,7 +56,9 @@ from raglane.data.formats.base import (
     is_named,
     takes_tokens,
 )
-from raglane.data.records import LISTS, Columns, Feature, Records, as_float32
+from raglane.data.padding import without_padding
+from raglane.data.records import LISTS, Columns, Feature, Records, RoleNotes, as_float32
+from raglane.data.roles.rules import ID_NAMES, ROLE_NAMES, TIME_NAMES
 from raglane.tasks import TASKS
 
 
@@ -79,6 +78,17 @@ class Chosen:
         """Each column once."""
         every = (self.sequence, self.label, self.id, *self.features, *self.static)
         return list({name: None for name in every if name is not None})
+
+    @property
+    def roles(self) -> RoleNotes:
+        """Which column is what, in words."""
+        named = [
+            f"{role} column: {quote(name)} (named)"
+            for role, name in (("sequence", self.sequence), ("label", self.label), ("id", self.id))
+            if name is not None
+            and not any(note.startswith(f"{role} column") for note in self.notes)
+        ]
+        return RoleNotes(("each row is a sequence",), (*named, *self.notes))
 
     def label_kinds(self, schema: Any, task: str) -> tuple[str, ...]:
         """Return the kinds of the labels of a table with this ``pyarrow.Schema``; () without
@@ -229,7 +239,7 @@ def records_of(
     used = replace(
         columns, sequence=chosen.sequence, label=label, split=split, label_split=label_split
     )
-    return Records(
+    records = Records(
         values,
         offsets,
         ids,
@@ -242,7 +252,9 @@ def records_of(
         targets,
         features,
         label_kinds=kinds,
+        roles=chosen.roles,
     )
+    return without_padding(records)
 
 
 def _ids(reader: Reader, column: Any, name: str) -> tuple[str | int, ...]:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from raglane._utils.messages import quote
+from raglane.data.formats import conll
 from raglane.data.formats.base import (
     columns_argument,
     data_error,
@@ -31,7 +32,7 @@ from raglane.data.splitting import split_texts
 _TASKS = ("classify", "forecast", "language")
 
 # Explicit names, because a class may have a name in capitals.
-_ABOUT = (
+ABOUT = (
     "README",
     "SOURCE",
     "SOURCES",
@@ -51,7 +52,9 @@ def _stripped_lines(path: Path) -> list[str]:
 
 
 def read(path: Path, columns: Columns) -> Records:
-    """Read a text file."""
+    """Read a text file; with a label per word it is read as CoNLL."""
+    if columns.task == "tag":
+        return conll.read(path, columns)
     lines = _stripped_lines(path)
     _check_task(path, columns)
     return _records(lines, columns, path)
@@ -59,6 +62,9 @@ def read(path: Path, columns: Columns) -> Records:
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     """Yield pieces; a position is a byte and a line."""
+    if columns.task == "tag":
+        yield from conll.pieces(path, columns, start)
+        return
     _check_task(path, columns)
     yield from _pieces_of(path, path, columns, start)
 
@@ -170,7 +176,7 @@ def _texts_in(path: Path) -> tuple[list[Path], list[str]]:
         for entry in entries
         if entry.suffix == ".txt"
         and not entry.name.startswith(".")
-        and entry.stem not in _ABOUT
+        and entry.stem not in ABOUT
         and not entry.is_dir()
     ]
     if not texts:

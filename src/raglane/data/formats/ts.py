@@ -20,6 +20,7 @@ import numpy.typing as npt
 from raglane._utils.messages import count_of, quote, quote_all
 from raglane.data.formats.base import check_text, columns_argument, data_error, has_utf8, read_bytes
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
+from raglane.data.padding import without_padding
 from raglane.data.records import Columns, Records, Targets, as_float32, offsets_of
 from raglane.errors import DataError
 
@@ -187,7 +188,7 @@ def _records(header: _Header, lines: Sequence[tuple[int, str]], columns: Columns
             "check the file",
         )
     values = as_float32(np.concatenate(matrices))
-    return Records(
+    records = Records(
         values,
         offsets_of([len(matrix) for matrix in matrices]),
         labels=tuple(labels) if columns.wants_labels and not learns_target else None,
@@ -197,6 +198,7 @@ def _records(header: _Header, lines: Sequence[tuple[int, str]], columns: Columns
         notes=tuple(header.notes),
         columns=columns,
     )
+    return without_padding(records)
 
 
 def _read_header(path: Path, lines: Iterator[tuple[int, str]]) -> _Header:

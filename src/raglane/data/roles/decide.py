@@ -18,7 +18,7 @@ from raglane.data.roles.rules import (
     option,
     time_rules,
 )
-from raglane.data.roles.steps import Steps, described, row_id, steps_of
+from raglane.data.roles.steps import NO_STEPS, Steps, described, row_id, steps_of
 from raglane.tasks import TASKS
 
 # Names of a column of texts in a file without ids.
@@ -52,15 +52,18 @@ class Roles:
     time: tuple[str, ...] = ()
     sequence: str | None = None
     label: str | None = None
-    steps: Steps = Steps()
+    steps: Steps = NO_STEPS
     id_note: str = ""
     time_note: str = ""
     note: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes, each one line."""
-        return tuple(filter(None, (self.id_note, self.note, self.time_note)))
+        """What the rows are, each one line."""
+        ids = self.id_note
+        if self.id and not ids:
+            ids = f"id column: {', '.join(map(quote, self.id))} (named)"
+        return tuple(filter(None, (ids, self.note, self.time_note)))
 
 
 def decide(facts: Facts, columns: Columns) -> Roles | Refusal:

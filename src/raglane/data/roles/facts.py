@@ -92,10 +92,14 @@ class Facts:
         """Return the number of rows that agree with an earlier one in all of these columns."""
         return self.count - self.different(*names)
 
-    def most_alike(self, name: str) -> int:
-        """Return the number of rows with the most common entry of a column."""
-        codes, _ = self.columns[name].codes()
-        return int(np.bincount(codes).max(initial=0))
+    def is_constant(self, name: str, *ids: str) -> bool:
+        """Return True if a column has one entry per id, and ids have several rows."""
+        count = self.different(*ids)
+        return count < self.count and self.different(*ids, name) == count
+
+    def most_alike(self, *names: str) -> int:
+        """Return the number of rows with the most common entries of some columns."""
+        return int(np.bincount(self._joint(names)).max(initial=0))
 
     def keys(self, names: Sequence[str], *required: str) -> list[tuple[str, ...]]:
         """Return the smallest sets of columns that, with the required ones, make each row unique.

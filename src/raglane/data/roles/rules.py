@@ -140,18 +140,17 @@ def _usual_id(facts: Facts, columns: Columns) -> Choice | None:
 
 def _panel(facts: Facts, columns: Columns) -> Choice | Refusal | None:
     """Take the column that makes its entries with a time that repeats unique."""
-    for time in _time_candidates(facts, columns):
-        repeated = facts.repeats(time)
+    for times in _time_candidates(facts, columns):
+        repeated = facts.repeats(*times)
         if repeated <= MOST_REPEATED * facts.count:
             return None
-        keys = series_columns(facts, columns, time)
-        is_sure = len(keys) == 1 and len(keys[0]) == 1
-        if is_sure:
-            name = keys[0][0]
-            note = f"id column: {quote(name)} (with it no entry of {quote(time)} repeats)"
-            return Choice((name,), note)
-        if keys and (facts.are_dates(time) or time.lower() in TIME_NAMES):
-            return _repeated(facts, time, repeated, keys)
+        keys = series_columns(facts, columns, *times)
+        name = " and ".join(map(quote, times))
+        if len(keys) == 1 and len(keys[0]) == 1:
+            note = f"id column: {quote(keys[0][0])} (with it no entry of {name} repeats)"
+            return Choice(keys[0], note)
+        if keys and (facts.are_dates(times[0]) or times[0].lower() in TIME_NAMES):
+            return _repeated(facts, name, repeated, keys)
     return None
 
 
@@ -184,7 +183,7 @@ def series_columns(
     keys = [key for key in facts.keys(words, *times) if set(known) <= set(key)]
     if keys or known:
         return keys
-    count = facts.most_alike(times[0])
+    count = facts.most_alike(*times)
     whole = [name for name in free if facts.is_whole(name) and facts.different(name) == count]
     return [key for key in facts.keys(whole, *times) if len(key) == 1]
 
@@ -200,7 +199,8 @@ def _no_id(facts: Facts, columns: Columns) -> Refusal:  # noqa: ARG001
     rule = f"a file with a column of ids, called {', '.join(ROW_ID_NAMES)}"
     texts = f"if each row is a text, name its column with {option('sequence')}"
     series = f"if all rows are one series, pass {option('task', 'forecast')}"
-    return Refusal(got, rule, f"name it with {option('id')}; {texts}; {series}")
+    fix = f"name it with {option('id')}; {texts}; {series}"
+    return Refusal(got, rule, fix, {"task": "forecast"})
 
 
 ID = (
@@ -216,17 +216,21 @@ ID = (
 # The time, which orders the rows of a sequence.
 
 
-def _time_candidates(facts: Facts, columns: Columns) -> list[str]:
+def _time_candidates(facts: Facts, columns: Columns) -> list[tuple[str, ...]]:
     """Return the columns that may be the time: by their names, or the only one of dates."""
     if columns.time is not None:
         parts = parts_of(columns.time, facts)
-        return [name for name in parts if name in facts.columns][:1]
+        return [parts] if set(parts) <= set(facts) else []
+    pair = _date_and_clock(facts, columns)
+    if pair is not None:
+        return [pair.names]
     free = [name for name in facts if name not in taken(columns)]
     usual = [name for known in TIME_NAMES for name in free if name.lower() == known]
-    usual = [name for name in usual if facts.have_digits(name) and not facts.are_clocks(name)]
     periods = [name for known in PERIOD_NAMES for name in free if name.lower() == known]
+    usual = [name for name in usual if facts.have_digits(name)]
+    periods = [name for name in periods if facts.have_digits(name)]
     dates = [name for name in free if name not in (*usual, *periods) and facts.are_dates(name)]
-    return [*usual, *periods, *(dates if len(dates) == 1 else ())]
+    return [(name,) for name in (*usual, *periods, *(dates if len(dates) == 1 else ()))]
 
 
 def _named_time(facts: Facts, columns: Columns) -> Choice | Refusal | None:
@@ -254,13 +258,13 @@ def time_rules(ids: tuple[str, ...]) -> tuple[Rule, ...]:
     """Return the rules for the time column of sequences with these id columns."""
 
     def usual(facts: Facts, columns: Columns) -> Choice | None:
-        for name in _time_candidates(facts, columns):
+        for name, *_ in _time_candidates(facts, columns):
             if name.lower() in TIME_NAMES and name not in ids:
                 return Choice((name,), f"time column: {quote(name)} (by its name)")
         return None
 
     def period(facts: Facts, columns: Columns) -> Choice | None:
-        for name in _time_candidates(facts, columns):
+        for name, *_ in _time_candidates(facts, columns):
             is_free = name.lower() in PERIOD_NAMES and name not in ids
             if is_free and facts.is_unique(*ids, name):
                 return Choice((name,), f"time column: {quote(name)} (by its name)")
@@ -268,7 +272,11 @@ def time_rules(ids: tuple[str, ...]) -> tuple[Rule, ...]:
 
     def only_dates(facts: Facts, columns: Columns) -> Choice | Refusal | None:
         named = {*taken(columns), *ids}
-        dates = [name for name in facts if name not in named and facts.are_dates(name)]
+        dates = [
+            name
+            for name in facts
+            if name not in named and facts.are_dates(name) and not facts.is_constant(name, *ids)
+        ]
         if len(dates) == 1:
             return Choice((dates[0],), f"time column: {quote(dates[0])} (the only one of dates)")
         if not dates:

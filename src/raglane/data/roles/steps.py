@@ -57,13 +57,16 @@ class Steps:
         return f"{self.columns[0][0]} to {self.columns[-1][-1]}"
 
 
+NO_STEPS = Steps()
+
+
 def steps_of(facts: Facts, columns: Columns, ids: Sequence[str]) -> Steps:
     """Return the columns that are the steps of rows, if each row is a sequence; else none."""
     named = list(columns.features or ()) if columns.wide else []
     if named:
         return _named_steps(facts, named)
     if not columns.wide and _has_other_roles(facts, columns):
-        return Steps()
+        return NO_STEPS
     times = parts_of(columns.time, facts) if columns.time is not None else ()
     roles = {*ids, columns.label, *times, *(columns.static or ())}
     free = [name for name in facts if name not in roles and name.lower() not in ROLE_NAMES["label"]]
@@ -74,7 +77,7 @@ def steps_of(facts: Facts, columns: Columns, ids: Sequence[str]) -> Steps:
     if days.columns and all(facts.share_of_words(name) == 0 for name in days.names):
         return days
     if not columns.wide:
-        return Steps()
+        return NO_STEPS
     numbers = tuple(name for name in free if facts.share_of_words(name) == 0)
     return Steps((numbers,), ("",)) if numbers else Steps()
 
@@ -132,11 +135,11 @@ def _numbered(facts: Facts, free: Sequence[str], *, is_named: bool) -> Steps:
     """Return columns with the same numbers, without a gap, for each prefix."""
     found = _step_names(free)
     if len(found) < _LEAST:
-        return Steps()
+        return NO_STEPS
     # A step with a word by mistake is refused later.
     numbers = [step for step in found if facts.share_of_words(step.name) <= 0.5]
     if not is_named and any(facts.share_of_words(step.name) > 0 for step in numbers):
-        return Steps()
+        return NO_STEPS
     by_prefix: dict[str, list[StepName]] = {}
     for step in numbers:
         by_prefix.setdefault(step.prefix, []).append(step)
@@ -145,7 +148,7 @@ def _numbered(facts: Facts, free: Sequence[str], *, is_named: bool) -> Steps:
     wanted = list(range(first, first + count))
     is_regular = all([step.number for step in each] == wanted for each in by_prefix.values())
     if not is_regular or count < _LEAST:
-        return Steps()
+        return NO_STEPS
     # The channels are in the order of the file.
     prefixes = sorted(by_prefix, key=lambda prefix: facts.names.index(by_prefix[prefix][0].name))
     names = tuple(tuple(step.name for step in by_prefix[prefix]) for prefix in prefixes)
@@ -157,7 +160,7 @@ def _dated(free: Sequence[str]) -> Steps:
     days = {name: _day_of(name) for name in free if dates.is_date(_day_of(name))}
     names = tuple(days)
     if len(names) < _LEAST:
-        return Steps()
+        return NO_STEPS
     column = written(list(days.values()))
     form = dates.format_of(column.entries)
     if isinstance(form, (dates.Ambiguous, dates.Mixed)):

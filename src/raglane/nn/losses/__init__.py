@@ -4,7 +4,7 @@ They have the names of :mod:`torch.nn.functional`, and the values and gradients 
 with masked padding. They share:
 
 - **Targets** are a Ragged of the same lengths, with one target per element. For one per sequence
-  pass ``out.last()`` or a pooling to the loss of torch, or repeat the targets with ``out.spread``.
+  pass ``out.last()`` or a pooling to the loss of torch, or repeat the targets with ``out.broadcast``.
 - ``reduction="mean"``, the default, and ``"sum"`` are those of torch: the mean, or the sum, over all
   elements and features. ``"sequence_mean"`` is the mean over the elements of each sequence, then
   over the sequences with an element that counts. ``"none"`` returns a Ragged of all losses.

@@ -47,6 +47,11 @@ class _Accelerated(_Converted, RecurrentLayer):
     layers.
     """
 
+    # Plain attributes, because a subclass of torch's layers may have its own.
+    input_dropout: float = 0.0
+    state_dropout: float = 0.0
+    weight_dropout: float = 0.0
+    zoneout: float = 0.0
     _for_torchs = ", or call rl.to_torch(model) first for PyTorch's own"
 
     def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
@@ -199,6 +204,8 @@ _ADDED = {
     for name in {*dir(AcceleratedLSTM)} - {*dir(torch.nn.LSTM), "qconfig"}
     if not name.startswith("__")
 }
+# Those that an attribute of a subclass may replace, as plain attributes of the class.
+_REPLACEABLE = {"input_dropout", "state_dropout", "weight_dropout", "zoneout"}
 
 
 @dataclass(frozen=True)
@@ -358,7 +365,9 @@ def to_torch(model: M) -> M:
                 got = "a layer with a parametrization"
                 raise ArgumentTypeError(name or "model", got, rule, fix)
             added = (
-                {"__module__", "_qconfig", *OPTIONS} if isinstance(module, _Accelerated) else set()
+                {"__module__", "_qconfig", *OPTIONS} - _REPLACEABLE
+                if isinstance(module, _Accelerated)
+                else set()
             )
             if isinstance(module, AcceleratedSLSTM):
                 added.discard("backend")
@@ -447,12 +456,13 @@ def _reason_of_layer(module: torch.nn.Module) -> str:
     if "forward" in vars(module):
         return "its forward was replaced on the instance"
     overrides = [vars(parent) for parent in kind.__mro__ if parent not in base.__mro__]
-    on_instance = {**vars(module), **module._parameters, **module._buffers, **module._modules}
-    for names in (*overrides, on_instance):
+    registered = {**module._parameters, **module._buffers, **module._modules}
+    for names in (*overrides, vars(module), registered):
         changed = next((name for name in _CALLED if name in names), None)
         if changed is not None:
             return f"{kind.__name__} overrides {changed}"
-        taken = next((name for name in names if name in _ADDED), None)
+        added = _ADDED if names is registered else _ADDED - _REPLACEABLE
+        taken = next((name for name in names if name in added), None)
         if taken is not None:
             return f"{kind.__name__} has an attribute {taken}, as Raglane's layers do"
     if not all(_calls_inherited(names["forward"]) for names in overrides if "forward" in names):

@@ -165,7 +165,7 @@ class Recurrent(RecurrentLayer):
             return (2 if self.bidirectional else 1) * self._spec.output_size
         return super().output_size
 
-    def summary(self, out: Any, state: State) -> Tensor:
+    def final(self, out: Any, state: State) -> Tensor:
         """Return one vector per sequence: the last element's output, and in reverse the first's.
 
         Args:
@@ -174,13 +174,13 @@ class Recurrent(RecurrentLayer):
 
         Returns:
             ``(B, directions * size)``, zeros for an empty sequence; ``(directions * size,)`` for a
-            sequence without a batch. For torch's cells it is :meth:`RecurrentLayer.summary`.
+            sequence without a batch. For torch's cells it is :meth:`RecurrentLayer.final`.
 
         Raises:
             ArgumentTypeError: ``out`` is not an output, or a padded tensor, which has no lengths.
         """
         if self._spec.output_is_state:
-            return super().summary(out, state)
+            return super().final(out, state)
         if not (
             isinstance(out, Ragged | PackedSequence) or (isinstance(out, Tensor) and out.dim() == 2)
         ):

@@ -10,44 +10,15 @@ from torch import Tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.recurrent.call import check_arguments, plan_of, prepare
 from raglane.nn.recurrent.inputs import read
-from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.stack import State, one_or_tuple
+from raglane.nn.recurrent.stack import Stack, State, one_or_tuple
 from raglane.ragged import Ragged
 
 
-def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor) -> Any:
-    """Return the initial state for the next chunk: the previous final state, or a new one where a
+def carried(layer: Stack, input: Any, hx: State | None, begins: Any) -> Any:
+    """Return the initial state of a chunk: the detached state before it, or a new one where a
     sequence begins.
 
-    The previous state is detached, so gradients end there: truncated backpropagation through time.
-    Rows where a sequence begins get the layer's own initial state, zeros or its ``initial_state``;
-    learned ones receive gradients. The previous values of such rows are ignored, even NaN. A module
-    as ``initial_state`` is called with the chunk, which contains only the first piece of a sequence
-    that begins.
-
-    Args:
-        layer: a layer of :mod:`raglane.nn` with one direction.
-        input: the next chunk, ``B`` pieces ``(N, input_size)``; row ``b`` continues row ``b`` of
-            the previous chunk.
-        hx: the layer's final state of the previous chunk; None for the first chunk.
-        begins: ``(B,)`` bool, True where a sequence begins.
-
-    Returns:
-        The ``hx`` for ``input``: ``(layers, B, size)``, or a tuple of them for a cell with several
-        states.
-
-    Raises:
-        ArgumentTypeError: an argument is of the wrong kind, or the layer is bidirectional.
-        ShapeError: sizes, dtypes or devices do not match.
-        ArgumentError: ``hx`` is None, but a sequence does not begin.
-
-    Example:
-        >>> layer = rl.nn.GRU(3, 4)
-        >>> _, state = layer(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
-        >>> chunk = Ragged([torch.randn(5, 3), torch.randn(4, 3)])
-        >>> hx = carry(layer, chunk, state, torch.tensor([False, True]))
-        >>> torch.equal(hx[:, 0], state[:, 0]), hx[:, 1].tolist(), hx.requires_grad
-        (True, [[0.0, 0.0, 0.0, 0.0]], False)
+    A row that begins gets the layer's own initial state, and its previous values are not read.
     """
     _check(layer, input, begins)
     inputs = read(input, None, layer.batch_first)
@@ -67,22 +38,15 @@ def carry(layer: RecurrentLayer, input: Ragged, hx: State | None, begins: Tensor
     return one_or_tuple(tuple(states))
 
 
-def _check(layer: Any, input: Any, begins: Any) -> None:
-    if not isinstance(layer, RecurrentLayer):
-        got = f"a {type(layer).__name__}"
-        rule = "a recurrent layer of rl.nn"
-        raise ArgumentTypeError(
-            "layer", got, rule, "pass the layer, or convert torch's with rl.accelerate"
-        )
+def _check(layer: Stack, input: Any, begins: Any) -> None:
     if layer.bidirectional:
-        rule = "a layer of one direction: the other would begin at the end of a sequence, in a later chunk"
-        raise ArgumentTypeError(
-            "layer", "a bidirectional layer", rule, "build the layer with bidirectional=False"
-        )
+        got = "a tensor, for a bidirectional layer"
+        rule = "None: the other direction would begin at the end of a sequence, in a later chunk"
+        fix = "build the layer with bidirectional=False"
+        raise ArgumentTypeError("begins", got, rule, fix)
     if not isinstance(input, Ragged):
-        raise ArgumentTypeError(
-            "input", f"a {type(input).__name__}", "a Ragged", "pass chunk.inputs"
-        )
+        got = f"a {type(input).__name__}"
+        raise ArgumentTypeError("input", got, "a Ragged in a call with begins", "pass chunk.inputs")
     if not isinstance(begins, Tensor) or begins.dtype is not torch.bool:
         got = str(begins.dtype) if isinstance(begins, Tensor) else f"a {type(begins).__name__}"
         raise ArgumentTypeError("begins", got, "a bool tensor", "pass chunk.begins")

@@ -246,14 +246,14 @@ class SLSTM(CellLayer):
     """The sLSTM on ragged batches: exponential gates, and a recurrence in heads.
 
     :doc:`/cells` has the equations and the paper,
-    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments. In addition, ``heads`` is the
+    :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments. In addition, ``num_heads`` is the
     number of groups of units, 1 by default; each group reads only its own state. With
     ``input_weights=False``, the input is the part of the gates ``i, f, z, o`` that does not depend
     on the state, computed by the caller: ``input_size`` is then ``4 * hidden_size``. The state is
     ``(h, c, n, m)``.
 
     Example:
-        >>> out, (h, c, n, m) = SLSTM(3, 4, heads=2)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
+        >>> out, (h, c, n, m) = SLSTM(3, 4, num_heads=2)(Ragged([torch.randn(5, 3), torch.randn(2, 3)]))
         >>> out.values.shape, n.shape
         (torch.Size([7, 4]), torch.Size([1, 2, 4]))
     """
@@ -262,8 +262,8 @@ class SLSTM(CellLayer):
         __call__: Call[tuple[Tensor, Tensor, Tensor, Tensor]]
         step: Step[tuple[Tensor, Tensor, Tensor, Tensor]]
 
-    _own: ClassVar[dict[str, Any]] = {"heads": 1, "input_weights": True}
-    heads: int
+    _own: ClassVar[dict[str, Any]] = {"num_heads": 1, "input_weights": True}
+    num_heads: int
     input_weights: bool
 
     def __init__(
@@ -278,18 +278,19 @@ class SLSTM(CellLayer):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        heads: int = 1,
+        num_heads: int = 1,
         input_weights: bool = True,
         **options: Unpack[Options],
     ) -> None:
-        self.heads = heads
+        self.num_heads = num_heads
         self.input_weights = input_weights
         first = (input_size, hidden_size, num_layers, bias, batch_first, dropout)
         super().__init__(*first, bidirectional, device, dtype, **options)
 
     def _make_cell(self) -> CellSpec:
         return cells.SLSTM(
-            check_count("heads", self.heads), check_flag("input_weights", self.input_weights)
+            check_count("num_heads", self.num_heads),
+            check_flag("input_weights", self.input_weights),
         )
 
     def _like(self, weights: tuple[Any, ...]) -> Tensor | None:

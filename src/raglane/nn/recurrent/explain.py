@@ -30,7 +30,7 @@ def explain(
     batch: Any,
     *,
     lengths: Any = None,
-    return_states: bool = False,
+    with_states: bool = False,
     program: bool = False,
 ) -> Choice: ...
 def explain(
@@ -38,7 +38,7 @@ def explain(
     batch: Any = None,
     *,
     lengths: Any = None,
-    return_states: bool = False,
+    with_states: bool = False,
     program: bool = False,
 ) -> Acceleration | Choice:
     """Return which backend and schedule would run a layer on a batch, and why, without running it.
@@ -52,7 +52,7 @@ def explain(
         layer: a recurrent layer of ``rl.nn``; without a batch, any module.
         batch: a Ragged, a PackedSequence or a tensor, as the layer accepts it.
         lengths: as in the call of the layer.
-        return_states: as in the call of the layer.
+        with_states: True for a call of ``layer.with_states``.
         program: True to also show the program of the layer's step, if a program runs it.
 
     Returns:
@@ -85,7 +85,7 @@ def explain(
     weights = layer._weights()
     every = layer.checkpoint_every if torch.is_grad_enabled() else None
     like = inputs.data.dtype, inputs.data.device
-    traits = Traits(cell, *sizes, *like, return_states, weights, every is not None)
+    traits = Traits(cell, *sizes, *like, with_states, weights, every is not None)
     choice = choose(traits, layer.schedule, layer.backend, kind=inputs.kind)
     if choice.backend == "reference" and isinstance(layer.cell, ModuleCell):
         _run_one_step(layer, inputs.flattened()[0])

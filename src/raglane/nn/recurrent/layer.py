@@ -14,7 +14,8 @@ from raglane._utils.tracing import are_transforms_active, is_exporting, never_tr
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
 from raglane.kernels.triton.places import LONG
 from raglane.nn.recurrent.call import run, step
-from raglane.nn.recurrent.stack import Stack, State
+from raglane.nn.recurrent.carry import carried
+from raglane.nn.recurrent.stack import Stack, State, one_or_tuple
 from raglane.ragged import Ragged
 
 I = TypeVar("I", Ragged, PackedSequence, Tensor)  # noqa: E741 (the kind of an input)
@@ -28,7 +29,13 @@ class Call(Protocol[S]):
 
     @overload
     def __call__(
-        self, input: I, hx: S | None = None, *, lengths: Any = None, resets: Any = None
+        self,
+        input: I,
+        hx: S | None = None,
+        *,
+        lengths: Any = None,
+        resets: Any = None,
+        begins: Any = None,
     ) -> tuple[I, S]: ...
     @overload
     def __call__(
@@ -38,16 +45,7 @@ class Call(Protocol[S]):
         *,
         lengths: Any = None,
         resets: Any = None,
-        return_states: Literal[True],
-    ) -> tuple[I, S, list[Any]]: ...
-    @overload
-    def __call__(
-        self,
-        input: I,
-        hx: S | None = None,
-        *,
-        lengths: Any = None,
-        resets: Any = None,
+        begins: Any = None,
         return_output: Literal[False],
     ) -> tuple[None, S]: ...
     @overload
@@ -58,16 +56,18 @@ class Call(Protocol[S]):
         *,
         lengths: Any = None,
         resets: Any = None,
+        begins: Any = None,
         return_output: bool = True,
-        return_states: bool = False,
+        _with_states: bool = False,
     ) -> Any: ...
 
 
 class Step(Protocol[S]):
     """The type of ``step``."""
 
-    def __call__(self, x_t: Tensor, state: S | None = None) -> tuple[Tensor, S]:  # noqa: D102
-        ...
+    def __call__(  # noqa: D102
+        self, x_t: Tensor, state: S | None = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, S]: ...
 
 
 class RecurrentLayer(Stack):
@@ -120,8 +120,9 @@ class RecurrentLayer(Stack):
         *,
         lengths: Any = None,
         resets: Any = None,
+        begins: Any = None,
         return_output: bool = True,
-        return_states: bool = False,
+        _with_states: bool = False,
     ) -> Any:
         """Run the layer on a batch of sequences. The output has the kind of the input.
 
@@ -135,26 +136,31 @@ class RecurrentLayer(Stack):
                 padded.
             resets: one bool per element, of the input's kind without features. True starts a new
                 episode there, from the layer's ``initial_state``.
+            begins: for chunks of sequences, :class:`rl.data.TBPTTSampler
+                <raglane.data.TBPTTSampler>`: ``(B,)`` bool, True where a sequence begins. There a
+                row starts from the layer's ``initial_state``, and its row of ``hx`` is not read;
+                the others continue from ``hx``, which is detached, so that gradients end there. A
+                module as ``initial_state`` reads only the chunk.
             return_output: False to return None as the output, if only the state is needed.
-            return_states: True to also return the states of every layer at every step.
 
         Returns:
             The output, of the kind of the input, with ``directions * size`` features, and zeros in
             the padding of a padded tensor; and the final state, ``(layers * directions, B, size)``,
             or a tuple of them, ``(h, c)`` for an LSTM. The final state of a sequence of length 0 is
-            its initial state. With ``return_states``, third, a list with the states of each layer:
-            a Ragged ``(N, directions * size)``, or a tuple of them.
+            its initial state.
 
         Raises:
             ShapeError: sizes, lengths, dtypes or devices do not match.
-            ArgumentTypeError: the input, a state or resets are of the wrong kind.
-            ArgumentError: ``return_output`` or ``return_states`` is not a bool.
+            ArgumentTypeError: the input, a state, resets or begins are of the wrong kind, or there
+                are begins for a bidirectional layer.
+            ArgumentError: ``return_output`` is not a bool; or ``hx`` is None,
+                and a sequence does not begin.
             DispatchError: the layer's schedule and backend do not support this call.
         """
+        if begins is not None:
+            hx = carried(self, input, hx, begins)
         if return_output is not True:
             check_flag("return_output", return_output)
-        if return_states is not False:
-            check_flag("return_states", return_states)
         if torch.compiler.is_compiling() and (
             isinstance(input, PackedSequence) or are_transforms_active()
         ):
@@ -164,9 +170,37 @@ class RecurrentLayer(Stack):
                 raise DispatchError("input", "a PackedSequence", rule, fix)
             # torch.compile returns an empty PackedSequence if it was created within a graph, and
             # cannot resume a graph within a transformation of torch.func.
-            options = {"return_output": return_output, "return_states": return_states}
+            options = {"return_output": return_output, "_with_states": _with_states}
             return _outside_of_graphs(self, input, hx, lengths=lengths, resets=resets, **options)
-        return run(self, input, hx, lengths, resets, return_output, return_states)
+        return run(self, input, hx, lengths, resets, return_output, _with_states)
+
+    def with_states(
+        self, input: I, hx: State | None = None, *, lengths: Any = None, resets: Any = None
+    ) -> tuple[I, Any, list[Any]]:
+        """Run the layer, and also return the states of every layer at every step.
+
+        Args:
+            input: as in a call.
+            hx: as in a call.
+            lengths: as in a call.
+            resets: as in a call.
+
+        Returns:
+            The output and the final state of a call, and a list with the states of each layer: a
+            Ragged ``(N, directions * size)``, or a tuple of them, ``(h, c)`` for an LSTM.
+
+        Raises:
+            RaglaneError: as in a call.
+
+        Example:
+            >>> layer = rl.nn.LSTM(3, 4, num_layers=2)
+            >>> out, final, states = layer.with_states(rl.Ragged([torch.randn(5, 3)]))
+            >>> h, c = states[1]
+            >>> torch.equal(h.values, out.values), c.values.shape
+            (True, torch.Size([5, 4]))
+        """
+        result: Any = self(input, hx, lengths=lengths, resets=resets, _with_states=True)
+        return result
 
     def __prepare_scriptable__(self) -> Any:
         rule = "a module that TorchScript can compile"
@@ -193,13 +227,18 @@ class RecurrentLayer(Stack):
     def qconfig(self) -> None:
         vars(self).pop("_qconfig", None)
 
-    def step(self, x_t: Tensor, state: Any = None) -> tuple[Tensor, Any]:
+    def step(
+        self, x_t: Tensor, state: Any = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
         """Run one step, for streams that arrive element by element.
 
         Args:
             x_t: one element per sequence, ``(B, input_size)``, or ``(input_size,)`` for a single
                 stream.
             state: the state that the previous step returned; None for the first step.
+            resets: ``(B,)`` bools, or ``()`` for a single stream. True starts a new episode with
+                ``x_t``, from the layer's ``initial_state``; the numbers of its old state are
+                ignored, even NaN.
 
         Returns:
             The output ``(B, size)`` or ``(size,)``, and the new state, ``(layers, B, size)`` or
@@ -207,9 +246,9 @@ class RecurrentLayer(Stack):
 
         Raises:
             ArgumentTypeError: the layer is bidirectional, and would have to begin at the end of the
-                stream; or without ``state``, its ``initial_state`` is ``"lengths"`` or a module,
-                which reads whole sequences.
-            ShapeError: ``x_t`` has another number of dimensions.
+                stream; or without ``state`` or with ``resets``, its ``initial_state`` is
+                ``"lengths"`` or a module, which reads whole sequences; or ``resets`` are not bools.
+            ShapeError: ``x_t`` has another number of dimensions, or ``resets`` another shape.
 
         Example:
             >>> layer, state = rl.nn.LSTM(3, 4), None
@@ -217,36 +256,45 @@ class RecurrentLayer(Stack):
             ...     out, state = layer.step(x_t, state)
             >>> out.shape, state[0].shape
             (torch.Size([2, 4]), torch.Size([1, 2, 4]))
+            >>> done = torch.tensor([False, True])
+            >>> out, state = layer.step(x_t, state, resets=done)  # the second stream begins anew
         """
-        if self.bidirectional:
-            rule = "a layer of one direction: the other would begin at the end of the stream"
-            raise ArgumentTypeError(
-                "step", "a bidirectional layer", rule, "build the layer with bidirectional=False"
-            )
-        if state is None and self.initial_state in ("lengths", "module"):
-            rule = "'zeros' or 'learned' for a first step: it cannot read the whole sequence"
-            raise ArgumentTypeError("initial_state", repr(self.initial_state), rule, "pass a state")
-        if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
-            got = (
-                f"shape {tuple(x_t.shape)}"
-                if isinstance(x_t, Tensor)
-                else f"a {type(x_t).__name__}"
-            )
-            raise ShapeError(
-                "x_t",
-                got,
-                "a tensor (B, input_size) or (input_size,)",
-                "pass one element of each stream",
-            )
-        if state is not None and type(self).forward is RecurrentLayer.forward:
+        _check_step(self, x_t, state is None or resets is not None)
+        if resets is not None:
+            _check_step_resets(x_t, resets)
+            restarted = self._restarted(state, resets)
+            if restarted is not None:
+                state = restarted
+                resets = None
+        is_plain = type(self).forward is RecurrentLayer.forward
+        if resets is None and state is not None and is_plain:
             result = step(self, x_t, state)
             if result is not None:
                 return result
         time = 1 if self.batch_first and x_t.dim() == 2 else 0
-        output, state = self(x_t.unsqueeze(time), state)
+        marks = None if resets is None else resets.unsqueeze(time)
+        output, state = self(x_t.unsqueeze(time), state, resets=marks)
         return output.squeeze(time), state
 
-    def prepare(self, *, resets: bool = False, return_states: bool = False) -> None:
+    def _restarted(self, state: Any, resets: Tensor) -> State | None:
+        """Return a state with new rows where an episode starts; None if it needs a whole call."""
+        states = state if isinstance(state, tuple | list) else (state,)
+        is_learned = self.initial_state == "learned"
+        rows = (self.num_layers, *resets.shape)
+        is_state = [isinstance(each, Tensor) and each.shape[:-1] == rows for each in states]
+        if not all(is_state) or (self._has_own_initial() and not is_learned):
+            return None
+        marks = resets.unsqueeze(-1)
+        if not is_learned:
+            return one_or_tuple(tuple([each.masked_fill(marks, 0) for each in states]))
+        initial = [getattr(self, f"initial_{name}") for name in self.cell.states]
+        fresh = [each.unsqueeze(1) if resets.dim() else each for each in initial]
+        if len(fresh) != len(states):
+            return None
+        pairs = zip(fresh, states, strict=True)
+        return one_or_tuple(tuple([torch.where(marks, new, old) for new, old in pairs]))
+
+    def warm_up(self, *, resets: bool = False, with_states: bool = False) -> None:
         """Compile the kernels of this layer, and compare them with torch, ahead of its first call.
 
         On a GPU a comparison waits for the device, and cannot be made while a CUDA graph is
@@ -255,14 +303,14 @@ class RecurrentLayer(Stack):
 
         Args:
             resets: True for calls with ``resets`` on the device of the layer.
-            return_states: True for calls with ``return_states``.
+            with_states: True for calls of :meth:`with_states`.
 
         Raises:
             RaglaneError: the layer's schedule, backend or weights are invalid, as in a call.
 
         Example:
             >>> layer = rl.nn.SRU(3, 4)
-            >>> layer.prepare()
+            >>> layer.warm_up()
             >>> layer.weight_ih_l0.grad is None
             True
         """
@@ -281,14 +329,14 @@ class RecurrentLayer(Stack):
             )
             for records in (False, True):
                 with torch.set_grad_enabled(records):
-                    output, *_ = self.forward(batch, resets=starts, return_states=return_states)
+                    output, *_ = self.forward(batch, resets=starts, _with_states=with_states)
                     if output.values.requires_grad:
                         parameters = [
                             parameter for parameter in self.parameters() if parameter.requires_grad
                         ]
                         torch.autograd.grad(output.values.sum(), parameters, allow_unused=True)
 
-    def summary(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
+    def final(self, out: Any, state: State) -> Tensor:  # noqa: ARG002
         """Return one vector per sequence: the last layer's final state, of both directions.
 
         For a bidirectional layer this differs from ``out.last()``, whose second half is the reverse
@@ -307,7 +355,7 @@ class RecurrentLayer(Stack):
 
         Example:
             >>> layer = rl.nn.GRU(3, 4, bidirectional=True)
-            >>> layer.summary(*layer(rl.Ragged([torch.randn(5, 3), torch.randn(2, 3)]))).shape
+            >>> layer.final(*layer(rl.Ragged([torch.randn(5, 3), torch.randn(2, 3)]))).shape
             torch.Size([2, 8])
         """
         h = state[0] if isinstance(state, tuple | list) and state else state
@@ -333,8 +381,43 @@ class RecurrentLayer(Stack):
             if getattr(self, name) != getattr(Stack, name)
         }
         chosen |= {name: value for name, value in vars(self.regularisation).items() if value}
+        if isinstance(self.initial_state, torch.nn.Module):
+            chosen["initial_state"] = type(self.initial_state).__name__
         shown = (f"{name}={value!r}" for name, value in chosen.items())
         return ", ".join(filter(None, (super().extra_repr(), *shown)))
+
+
+def _check_step(layer: RecurrentLayer, x_t: Any, begins: bool) -> None:
+    """Raise if a layer cannot run step by step, or a step is not one of elements."""
+    if layer.bidirectional:
+        rule = "a layer of one direction: the other would begin at the end of the stream"
+        raise ArgumentTypeError(
+            "step", "a bidirectional layer", rule, "build the layer with bidirectional=False"
+        )
+    if begins and layer.initial_state not in ("zeros", "learned"):
+        rule = "'zeros' or 'learned' for a first step: it cannot read the whole sequence"
+        fix = "pass a state, and no resets"
+        raise ArgumentTypeError("initial_state", repr(layer.initial_state), rule, fix)
+    if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
+        got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
+        raise ShapeError(
+            "x_t",
+            got,
+            "a tensor (B, input_size) or (input_size,)",
+            "pass one element of each stream",
+        )
+
+
+def _check_step_resets(x_t: Tensor, resets: Any) -> None:
+    """Raise if resets are not one bool per stream."""
+    if not isinstance(resets, Tensor) or resets.dtype is not torch.bool:
+        got = str(resets.dtype) if isinstance(resets, Tensor) else f"a {type(resets).__name__}"
+        rule = "bools, True where an episode starts"
+        raise ArgumentTypeError("resets", got, rule, "pass a tensor such as done")
+    if resets.shape != x_t.shape[:-1]:
+        rule = f"one bool per stream, of shape {tuple(x_t.shape[:-1])}"
+        got = f"shape {tuple(resets.shape)}"
+        raise ShapeError("resets", got, rule, "pass one bool per row of x_t")
 
 
 @never_traced

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypedDict
 from weakref import WeakKeyDictionary
@@ -54,6 +55,20 @@ _SETTINGS = (
 )
 
 
+def _share(name: str) -> Any:
+    """Return the property of a probability of :class:`Regularisation`."""
+
+    def read(layer: Stack) -> Any:
+        return getattr(layer.regularisation, name)
+
+    def write(layer: Stack, share: Any) -> None:
+        changed = replace(layer.regularisation, **{name: share})
+        changed.check_fits(layer.cell.states, layer.cell.reads_state)
+        layer.regularisation = changed
+
+    return property(read, write, doc=f"The argument ``{name}``.")
+
+
 def settings_of(*names: str) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function that reads a stack's settings, which a call plan depends on, and ``names``."""
     return attrgetter(*_SETTINGS, *names)
@@ -72,8 +87,12 @@ class Stack(torch.nn.Module):
     schedule: str = "auto"
     backend: str = "auto"
     regularisation: Regularisation = Regularisation()
-    initial_state: str = "zeros"
+    initial_state: str | torch.nn.Module = "zeros"
     checkpoint_every: int | None = None
+    input_dropout = _share("input_dropout")
+    state_dropout = _share("state_dropout")
+    weight_dropout = _share("weight_dropout")
+    zoneout = _share("zoneout")
     # The facts of a call plan, read in every call; an attrgetter reads them in C.
     _settings: ClassVar[Callable[[Any], tuple[Any, ...]]] = settings_of("cell")
 
@@ -137,8 +156,9 @@ class Stack(torch.nn.Module):
         self.regularisation = Regularisation(**regularisation)
         self.regularisation.check_fits(self.cell.states, self.cell.reads_state)
         if isinstance(initial_state, torch.nn.Module):
-            self.initial_state = "module"
             self.initial_module = initial_state
+            # Without registering the module twice.
+            vars(self)["initial_state"] = initial_state
             return
         if initial_state not in ("zeros", "learned", "lengths"):
             rule = "'zeros', 'learned', 'lengths', or a module from a Ragged batch to its initial state"

@@ -1,9 +1,10 @@
-"""Decoding of connectionist temporal classification (CTC): beam search, and alignment."""
+"""Decoding of connectionist temporal classification (CTC): searches, and alignment."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,7 +39,7 @@ class CTCBeamSearch(torch.nn.Module):
     ``scorer_weight`` times the scores of its tokens by ``scorer``, plus ``token_bonus`` per token
     (Graves, "Supervised sequence labelling with recurrent neural networks", 2012, section 7.5.3;
     Hannun et al., "First-pass large vocabulary continuous speech recognition using bi-directional
-    recurrent DNNs", 2014). At each step the ``beam`` best prefixes are kept, each as it is or with
+    recurrent DNNs", 2014). At each step the ``beam_size`` best prefixes are kept, each as it is or with
     one more token. If no prefix is dropped, the scores are exact. Among equal scores the order is
     that of the prefixes of the step before, then a prefix without a new token, then the lowest
     token.
@@ -49,9 +50,9 @@ class CTCBeamSearch(torch.nn.Module):
     pieces.
 
     Args:
-        beam: the number of prefixes that are kept, at least 1.
+        beam_size: the number of prefixes that are kept, at least 1.
         blank: the class that means "no token".
-        n_best: the maximum number of hypotheses per item, at most ``beam``.
+        n_best: the maximum number of hypotheses per item, at most ``beam_size``.
         tokens_per_step: the maximum number of different tokens that extend prefixes in one step,
             the likeliest; None for all.
         scorer: an :class:`NGram` of C tokens; or a function ``scorer(prefixes, tokens)``, called
@@ -66,19 +67,19 @@ class CTCBeamSearch(torch.nn.Module):
         ArgumentError: a number is out of range.
 
     Example:
-        >>> search = CTCBeamSearch(beam=4, n_best=2)
+        >>> search = CTCBeamSearch(beam_size=4, n_best=2)
         >>> log_probs = Ragged([torch.tensor([[0.6, 0.4], [0.6, 0.4]]).log()])
-        >>> best, state = search(log_probs)
+        >>> best = search(log_probs)
         >>> [tokens.tolist() for tokens in best.tokens], best.scores.exp().tolist()  # 0.4 + 0.6 * 0.4, and 0.6 * 0.6
         ([[1], []], [0.6..., 0.36...])
-        >>> best, state = search(log_probs, state)  # the next two steps
+        >>> best = search(log_probs, best.state)  # the next two steps
         >>> [tokens.tolist() for tokens in best.tokens]
         [[1], [1, 1]]
     """
 
     def __init__(
         self,
-        beam: int = 16,
+        beam_size: int = 16,
         *,
         blank: int = 0,
         n_best: int = 1,
@@ -88,11 +89,11 @@ class CTCBeamSearch(torch.nn.Module):
         token_bonus: float = 0.0,
     ) -> None:
         super().__init__()
-        self.beam = check_count("beam", beam)
+        self.beam_size = check_count("beam_size", beam_size)
         self.n_best = check_count("n_best", n_best)
-        if self.n_best > self.beam:
+        if self.n_best > self.beam_size:
             raise ArgumentError(
-                "n_best", quote(n_best), f"at most beam={beam}", "pass a larger beam"
+                "n_best", quote(n_best), f"at most beam_size={beam_size}", "pass a larger one"
             )
         self.blank = check_whole("blank", blank, 0, most=2**31 - 1)
         self.tokens_per_step = (
@@ -110,21 +111,21 @@ class CTCBeamSearch(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """Return the settings for ``print``."""
-        return f"beam={self.beam}, blank={self.blank}, n_best={self.n_best}"
+        return f"beam_size={self.beam_size}, blank={self.blank}, n_best={self.n_best}"
 
     @never_recorded
-    def forward(self, log_probs: Ragged, state: Ragged | None = None) -> tuple[Hypotheses, Ragged]:
-        """Return the best hypotheses, and the state after the last step.
+    def forward(self, log_probs: Ragged, state: Ragged | None = None) -> Hypotheses:
+        """Return the best hypotheses.
 
         Args:
             log_probs: ``(N, C)``, floating-point: log-probabilities, e.g.
                 ``torch.log_softmax(logits, dim=-1)``.
-            state: the state of an earlier call, to continue its sequences; None to begin. Its
+            state: ``found.state`` of an earlier call, to continue its sequences; None to begin. Its
                 numbers are private, but as a Ragged with one sequence per item it can be selected,
                 joined, stored and moved.
 
         Returns:
-            The hypotheses of all steps so far, and the state. An item without steps has the empty
+            The hypotheses of all steps so far, with ``state``. An item without steps has the empty
             hypothesis with the score 0. The confidence of a token is the mean of its probability
             over its steps in the best alignment.
 
@@ -141,7 +142,9 @@ class CTCBeamSearch(torch.nn.Module):
         bounds = log_probs._host_offsets()
         before = None if state is None else _check_state(state, len(log_probs))
         limit = self.tokens_per_step or values.shape[1]
-        settings = kernels.Beam(self.blank, self.beam, limit, self.scorer_weight, self.token_bonus)
+        settings = kernels.Beam(
+            self.blank, self.beam_size, limit, self.scorer_weight, self.token_bonus
+        )
         scorer = self.scorer
         grams = None
         if isinstance(scorer, NGram):
@@ -156,13 +159,61 @@ class CTCBeamSearch(torch.nn.Module):
             else:
                 records = prefixes.search(values, bounds, before, settings, scorer)
         state = Ragged._make(*records, None)
-        return prefixes.hypotheses(state, self.n_best, values.dtype, log_probs.device), state
+        found = prefixes.hypotheses(state, self.n_best, values.dtype, log_probs.device)
+        return replace(found, state=state)
 
     if TYPE_CHECKING:
 
-        def __call__(  # noqa: D102
-            self, log_probs: Ragged, state: Ragged | None = None
-        ) -> tuple[Hypotheses, Ragged]: ...
+        def __call__(self, log_probs: Ragged, state: Ragged | None = None) -> Hypotheses: ...  # noqa: D102
+
+
+@never_recorded
+def ctc_greedy_search(log_probs: Ragged, blank: int = 0) -> Hypotheses:
+    """Return the tokens of the likeliest path of each sequence, without repetitions and blanks.
+
+    The path takes the likeliest class of each step. A :class:`CTCBeamSearch` of one prefix differs:
+    it adds up the paths of a token sequence. The result has no gradient.
+
+    Args:
+        log_probs: ``(N, C)``, floating-point: log-probabilities, or logits, whose likeliest path is
+            the same.
+        blank: the class that means "no token".
+
+    Returns:
+        One hypothesis per item. ``scores`` ``(B,)`` are the sums of the path, its log-probability,
+        and ``times`` the first step of each token and the step after its last.
+
+    Raises:
+        ArgumentTypeError: an argument is of the wrong kind or dtype.
+        ArgumentError: the blank is not a class.
+
+    Example:
+        >>> log_probs = Ragged([torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.9, 0.1], [0.4, 0.6]]).log()])
+        >>> best = ctc_greedy_search(log_probs)
+        >>> best.tokens.tolist(), best.times.tolist()
+        ([[1, 1]], [[[0, 2], [3, 4]]])
+    """
+    check_predictions("log_probs", log_probs)
+    blank = check_whole("blank", blank)
+    check_blank(log_probs, blank)
+    best, labels = log_probs.values.detach().max(-1)
+    begins = torch.ones_like(labels, dtype=torch.bool)
+    begins[1:] = labels[1:] != labels[:-1]
+    # The first element of a sequence begins a run; an empty last sequence has no element.
+    firsts = log_probs.offsets[:-1]
+    begins[firsts[firsts < len(labels)]] = True
+    first = begins.nonzero().squeeze(1)
+    after = torch.cat([first[1:], first.new_full((min(len(first), 1),), len(labels))])
+    is_token = labels[first] != blank
+    first = first[is_token]
+    after = after[is_token]
+    owners = log_probs.segment_ids[first]
+    lengths = torch.bincount(owners, minlength=len(log_probs))
+    tokens = Ragged.from_flat(labels[first], offsets=segments.offsets_from_lengths(lengths))
+    times = torch.stack([first, after], 1) - firsts[owners].unsqueeze(1)
+    scores = segments.sum(best, log_probs.offsets)
+    offsets = torch.arange(len(log_probs) + 1, device=log_probs.device)
+    return Hypotheses(tokens, scores, offsets, tokens.with_values(times))
 
 
 @never_recorded
@@ -245,7 +296,7 @@ def _on_host(log_probs: Ragged) -> Tensor:
 
 def _check_state(state: Any, count: int) -> tuple[Tensor, Tensor]:
     """Return the numbers and offsets of a state on the CPU."""
-    rule = "None, or the state that an earlier call returned"
+    rule = "None, or found.state of an earlier call"
     check_kind(
         "state", state, Ragged, rule, "pass that state, or state[items] for some of its items"
     )

@@ -91,7 +91,7 @@ class AttentionDecoder(TokenReader):
         >>> decoder(memory, targets).lengths.tolist()  # one step more than tokens, for the end
         [4, 2]
         >>> decoder.loss(memory, targets).backward()
-        >>> found = decoder.eval().search(memory, beam=3, max_length=5)
+        >>> found = decoder.eval().decode(memory, beam_size=3, max_length=5)
         >>> len(found.best())
         2
     """
@@ -209,11 +209,11 @@ class AttentionDecoder(TokenReader):
             logits, logits._like(targets.concat(self._ends(targets)).values), **options
         )
 
-    def search(
+    def decode(
         self,
         memory: Ragged,
         *,
-        beam: int = 4,
+        beam_size: int = 1,
         max_length: int | Tensor,
         coverage: float = 0.0,
         hx: Any = None,
@@ -223,7 +223,7 @@ class AttentionDecoder(TokenReader):
 
         Args:
             memory: as for the call.
-            beam: as for :func:`beam_search`; 1 is the greedy search.
+            beam_size: as for :func:`beam_search`; 1 is the greedy search.
             max_length: as for :func:`beam_search`.
             coverage: the factor of the coverage penalty of Wu et al. 2016 (arXiv:1609.08144,
                 equation 14), the sum over the elements of ``log(min(their weights over all steps,
@@ -255,7 +255,13 @@ class AttentionDecoder(TokenReader):
             step = self._search_step(memory)
             state = self._start(memory, hx, coverage > 0)
             return beam_search(
-                step, starts, state, beam=beam, max_length=max_length, end=self.end, **options
+                step,
+                starts,
+                state,
+                beam_size=beam_size,
+                max_length=max_length,
+                end=self.end,
+                **options,
             )
 
     # -- a step

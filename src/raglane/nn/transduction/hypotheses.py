@@ -1,18 +1,22 @@
-"""The result of a beam search."""
+"""The result of a search."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from raglane import segments
+from raglane._utils.messages import message, quote
 from raglane.ragged import Ragged
 
 
 @dataclass(frozen=True, eq=False)
 class Hypotheses:
-    """The best token sequences of each item of a batch, as a beam search returns them.
+    """The best token sequences of each item of a batch, as searches return them.
 
     The M hypotheses of all B items are stored item after item, those of an item from the best to
     the worst. An item may have fewer than the requested number, and none if no sequence has a
@@ -26,12 +30,15 @@ class Hypotheses:
             step after its last.
         confidences: of searches in time, values ``(N,)``: the probability of each token, given the
             tokens before it; of CTC, the mean of its probability over its steps.
+        state: of searches that read streams: what the next call continues from.
 
     Example:
         >>> import torch
         >>> best = Hypotheses(Ragged([[1, 2], [1], [3]]), torch.tensor([-0.5, -2.0, -0.1]), torch.tensor([0, 2, 3]))
-        >>> best.best().to_list()
-        [tensor([1, 2]), tensor([3])]
+        >>> best.best().tolist()
+        [[1, 2], [3]]
+        >>> [(tokens.tolist(), score.item()) for tokens, score in best[0]]
+        [([1, 2], -0.5), ([1], -2.0)]
     """
 
     tokens: Ragged
@@ -39,10 +46,29 @@ class Hypotheses:
     offsets: Tensor
     times: Ragged | None = None
     confidences: Ragged | None = None
+    state: Any = None
 
     def __len__(self) -> int:
         """Return B, the number of items."""
         return self.offsets.shape[0] - 1
+
+    def __getitem__(self, item: int) -> list[tuple[Tensor, Tensor]]:
+        """Return the tokens and the score of each hypothesis of an item, the best first.
+
+        Raises:
+            IndexError: the item does not exist.
+        """
+        count = len(self)
+        place = operator.index(item)
+        if not -count <= place < count:
+            rule = f"from {-count} to {count - 1}, for {count} items"
+            raise IndexError(message("index", quote(item), rule, "use an index below len(h)"))
+        first, end = self.offsets[place % count : place % count + 2].tolist()
+        return [(self.tokens[number], self.scores[number]) for number in range(first, end)]
+
+    def __iter__(self) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """Yield the hypotheses of each item."""
+        return (self[item] for item in range(len(self)))
 
     def best(self) -> Ragged:
         """Return the best tokens of each item; an item without hypotheses has an empty sequence."""

@@ -31,7 +31,7 @@ def beam_search(
     starts: Tensor,
     state: Any,
     *,
-    beam: int,
+    beam_size: int,
     max_length: int | Tensor,
     end: int | None = None,
     silent: int | None = None,
@@ -46,7 +46,7 @@ def beam_search(
     another.
 
     A step extends each hypothesis of an item by every token. Extensions by ``end`` are finished if
-    they are among the ``beam`` best; the ``beam`` best others continue. So ``beam=1`` is the greedy
+    they are among the ``beam_size`` best; the ``beam_size`` best others continue. So ``beam_size=1`` is the greedy
     search. The hypotheses of all items are the rows of one batch. An item leaves it when no
     continuation can be better than its ``n_best`` finished hypotheses, and the next item takes its
     place. The results do not depend on ``rows`` or on the other items, apart from the rounding of
@@ -69,7 +69,7 @@ def beam_search(
             of the output.
         state: a tensor, or a tuple, list or dict of them, with B rows, also nested. The search
             selects rows, so a tensor of item numbers lets ``step`` find the data of an item.
-        beam: the number of hypotheses of an item that run at once.
+        beam_size: the number of hypotheses of an item that run at once.
         max_length: the most tokens of an output: a number, or ``(B,)`` integers. A hypothesis of
             that length is finished without ``end``. With ``silent``, only silent tokens can follow.
         end: the token that finishes a hypothesis; it is not part of the output, but of the score.
@@ -83,8 +83,8 @@ def beam_search(
         constraint: ``constraint(prefixes, items, log_probs)`` returns log-probabilities ``(R, V)``,
             with ``-inf`` for tokens that may not follow. ``prefixes`` is a Ragged of the R outputs
             so far, ``items`` ``(R,)`` are the numbers of their items.
-        n_best: the most hypotheses per item in the result, at most ``beam``.
-        rows: the most rows that run at once, at least ``beam``. None for all items at once.
+        n_best: the most hypotheses per item in the result, at most ``beam_size``.
+        rows: the most rows that run at once, at least ``beam_size``. None for all items at once.
 
     Returns:
         The hypotheses, with scores of the dtype of the log-probabilities. With ``silent``,
@@ -100,7 +100,7 @@ def beam_search(
         >>> chances = torch.tensor([[0.0, 0.6, 0.4], [0.7, 0.1, 0.2], [0.2, 0.8, 0.0]]).log()
         >>> def step(tokens, state):
         ...     return chances[tokens], state
-        >>> best = beam_search(step, torch.tensor([0]), (), beam=3, max_length=5, end=0, n_best=2)
+        >>> best = beam_search(step, torch.tensor([0]), (), beam_size=3, max_length=5, end=0, n_best=2)
         >>> [tokens.tolist() for tokens in best.tokens], best.scores.exp()
         ([[1], [2, 1]], tensor([0.4200, 0.2240]))
     """
@@ -108,11 +108,13 @@ def beam_search(
     count = starts.shape[0]
     tokens = _integers("starts", starts, count, starts.device)
     check_rows("state", state, count, "one row per item, as starts has")
-    beam = check_count("beam", beam)
+    beam = check_count("beam_size", beam_size)
     if check_count("n_best", n_best) > beam:
-        raise ArgumentError("n_best", quote(n_best), f"at most beam, {beam}", "pass a larger beam")
+        raise ArgumentError(
+            "n_best", quote(n_best), f"at most beam_size, {beam}", "pass a larger one"
+        )
     if rows is not None and check_count("rows", rows) < beam:
-        rule = f"at least beam, {beam}, the rows of one item"
+        rule = f"at least beam_size, {beam}, the rows of one item"
         fix = "pass more, or None for no limit"
         raise ArgumentError("rows", quote(rows), rule, fix)
     if end is not None and silent is not None:

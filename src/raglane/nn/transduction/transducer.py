@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from raglane import segments
 from raglane._utils.checks import check_count, check_kind, check_whole
 from raglane._utils.messages import quote
-from raglane.errors import ShapeError
+from raglane.errors import ArgumentError, ShapeError
 from raglane.nn.losses.ctc import check_classes, check_labels
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.transduction.hypotheses import Hypotheses
@@ -60,11 +60,12 @@ class Transducer(TokenReader):
     Example:
         >>> model = Transducer(30, encoder_size=16, hidden_size=32, cell="gru")
         >>> frames, targets = Ragged([torch.randn(7, 16), torch.randn(4, 16)]), Ragged([[4, 9, 2], [5]])
-        >>> model(frames, targets).backward()
-        >>> best = model.eval().search(frames, beam=3, max_length=5)
-        >>> first, state = model.greedy(frames.truncate(3))  # a stream: the next frames continue the outputs
-        >>> len(best), len(first)
-        (2, 2)
+        >>> model.loss(frames, targets).backward()
+        >>> best = model.eval().decode(frames, beam_size=3)
+        >>> first = model.decode(frames[:, :3])  # a stream
+        >>> rest = model.decode(frames[:, 3:], first.state)  # the next frames continue the outputs
+        >>> len(best), len(first), len(rest)
+        (2, 2, 2)
     """
 
     def __init__(
@@ -94,7 +95,22 @@ class Transducer(TokenReader):
         self.state = nn.Linear(self.recurrent.output_size, size, bias=False, **placed)
         self.joint = nn.Linear(size, num_tokens, **placed)
 
-    def forward(self, frames: Ragged, targets: Ragged, **options: Any) -> Tensor:
+    def forward(self, frames: Ragged, targets: Ragged) -> Tensor:
+        """Return the log-likelihood of the targets of each item, over all alignments.
+
+        Args:
+            frames: as for :meth:`loss`.
+            targets: as for :meth:`loss`.
+
+        Returns:
+            ``(B,)``, each at most 0.
+
+        Raises:
+            ArgumentTypeError, ShapeError, ArgumentError: as for :meth:`loss`.
+        """
+        return -self.loss(frames, targets, reduction="none")
+
+    def loss(self, frames: Ragged, targets: Ragged, **options: Any) -> Tensor:
         """Return the loss of the targets.
 
         Args:
@@ -102,11 +118,11 @@ class Transducer(TokenReader):
             targets: one sequence of tokens per item, of an integer dtype, without blanks; lengths
                 may be 0.
             **options: of :func:`rnnt_loss`: ``reduction``, ``fastemit``, ``one_symbol_per_frame``,
-                ``weights``.
+                ``sample_weight``.
 
         Returns:
-            A scalar, the sum of the losses divided by the number of tokens, or the result of
-            another reduction.
+            A scalar, the mean over the items of their losses per token, or the result of another
+            reduction.
 
         Raises:
             ArgumentTypeError: ``frames`` or ``targets`` is not a Ragged, or has the wrong dtype.
@@ -128,24 +144,65 @@ class Transducer(TokenReader):
 
         def __call__(self, frames: Ragged, targets: Ragged, **options: Any) -> Tensor: ...  # noqa: D102
 
-    def search(
-        self, frames: Ragged, *, beam: int = 4, max_length: int | Tensor, **options: Any
+    def decode(
+        self,
+        frames: Ragged,
+        state: tuple[Tensor, ...] | None = None,
+        *,
+        beam_size: int = 1,
+        max_symbols: int = 10,
+        max_length: int | Tensor | None = None,
+        **options: Any,
     ) -> Hypotheses:
-        """Search the best token sequences of each item, over alignments. Call ``eval()`` first.
+        """Search the best token sequences of each item. Call ``eval()`` first.
+
+        With ``beam_size=1`` each emission is the likeliest one: the greedy search, for whole
+        sequences or streams. A stream in pieces has the tokens of the whole sequence. A larger
+        ``beam_size`` searches over alignments, in whole sequences.
 
         Args:
-            frames: as for the call.
-            beam: as for :func:`beam_search`.
-            max_length: as for :func:`beam_search`.
-            **options: further options of :func:`beam_search`, such as ``n_best``, ``constraint``
-                and ``rows``.
+            frames: as for the call: whole sequences, or the next frames of B streams.
+            state: of the greedy search: ``found.state`` of the frames before; None for the
+                beginning.
+            beam_size: as for :func:`beam_search`.
+            max_symbols: of the greedy search: the most tokens of a frame; 1 for a model that was
+                trained with ``one_symbol_per_frame``.
+            max_length: of a larger beam: as for :func:`beam_search`; None for as many tokens as
+                frames.
+            **options: of a larger beam: further options of :func:`beam_search`, such as ``n_best``,
+                ``constraint`` and ``rows``.
 
         Returns:
-            The hypotheses, with ``times``.
+            The hypotheses, with ``times``. Of the greedy search one per item, with its new tokens,
+            ``times`` since the beginning of the stream, ``confidences``, as score the
+            log-probability of the emissions, and ``state``, tensors of B rows.
 
         Raises:
-            ArgumentTypeError, ShapeError, ArgumentError: as for the call and :func:`beam_search`.
+            ArgumentTypeError, ShapeError, ArgumentError: as for the call and :func:`beam_search`;
+                or the state is of another batch, or an option of the other search is given.
+
+        Example:
+            >>> model = Transducer(30, encoder_size=16, hidden_size=32).eval()
+            >>> state = None
+            >>> for _ in range(3):
+            ...     state = model.decode(Ragged([torch.randn(4, 16)]), state).state
         """
+        is_greedy = check_count("beam_size", beam_size) == 1
+        if max_length is not None:
+            options["max_length"] = max_length
+        if is_greedy and options:
+            got = f"{', '.join(options)} with beam_size=1"
+            fix = "pass a larger beam_size, or leave it out"
+            raise ArgumentError("options", got, "those of the greedy search", fix)
+        if is_greedy:
+            return self._greedy(frames, state, max_symbols)
+        if state is not None:
+            fix = "pass beam_size=1, or whole sequences"
+            raise ArgumentError("state", "one with a larger beam", "None for whole sequences", fix)
+        return self._search(frames, beam_size, options)
+
+    def _search(self, frames: Ragged, beam_size: int, options: dict[str, Any]) -> Hypotheses:
+        """Search over alignments."""
         self._check_elements("frames", frames, "encoder_size")
         with torch.no_grad():
             rows = self.frame(frames.values)
@@ -163,39 +220,15 @@ class Transducer(TokenReader):
             # The blank that the first step reads leads to frame 0.
             items = torch.arange(count, device=frames.device)
             state = {"item": items, "frame": starts * 0 - 1, "predicted": self._predicted(starts)}
-            silent: dict[str, Any] = {"silent": self.blank, "frames": frames.lengths}
+            silent = {"silent": self.blank, "frames": frames.lengths, "beam_size": beam_size}
             return beam_search(
-                step, starts, state, beam=beam, max_length=max_length, **silent, **options
+                step, starts, state, **{"max_length": frames.lengths, **silent, **options}
             )
 
-    def greedy(
-        self, frames: Ragged, state: tuple[Tensor, ...] | None = None, *, max_symbols: int = 10
-    ) -> tuple[Hypotheses, tuple[Tensor, ...]]:
-        """Return the tokens of the likeliest emissions, for whole sequences or streams.
-
-        A stream in pieces has the tokens of the whole sequence. Call ``eval()`` first.
-
-        Args:
-            frames: as for the call: whole sequences, or the next frames of B streams.
-            state: the state that the call for the frames before returned; None for the beginning.
-            max_symbols: the most tokens of a frame; 1 for a model that was trained with
-                ``one_symbol_per_frame``.
-
-        Returns:
-            One hypothesis per item, with its new tokens, ``times`` since the beginning of the
-            stream, ``confidences``, and as score the log-probability of the emissions. And the new
-            state, tensors of B rows.
-
-        Raises:
-            ArgumentTypeError, ShapeError, ArgumentError: as for the call; or the state is of
-                another batch.
-
-        Example:
-            >>> model = Transducer(30, encoder_size=16, hidden_size=32).eval()
-            >>> state = None
-            >>> for _ in range(3):
-            ...     best, state = model.greedy(Ragged([torch.randn(4, 16)]), state)
-        """
+    def _greedy(
+        self, frames: Ragged, state: tuple[Tensor, ...] | None, max_symbols: int
+    ) -> Hypotheses:
+        """Return the tokens of the likeliest emissions."""
         self._check_elements("frames", frames, "encoder_size")
         check_count("max_symbols", max_symbols)
         count = len(frames)
@@ -234,7 +267,7 @@ class Transducer(TokenReader):
                 frame[running[moves]] += 1
                 symbols[running[moves]] = 0
                 running = running[frame[running] < lengths[running]]
-            return _hypotheses(emitted, scores, rows), (done + lengths, *predicted)
+            return _hypotheses(emitted, scores, rows, (done + lengths, *predicted))
 
     # -- the prediction network
     # ---------------------------------------------------------------------------------------
@@ -262,8 +295,8 @@ class Transducer(TokenReader):
     # ----------------------------------------------------------------------------------------------
 
     def _checked_state(self, state: Any, count: int) -> Predicted:
-        fix = "pass the second result of the call for the frames before, or None at the beginning"
-        check_kind("state", state, tuple, "the state that greedy returned", fix)
+        fix = "pass found.state of the frames before, or None at the beginning"
+        check_kind("state", state, tuple, "the state of a greedy search", fix)
         has_rows = all(
             isinstance(tensor, Tensor) and tensor.dim() > 0 and tensor.shape[0] == count
             for tensor in state
@@ -278,7 +311,9 @@ class Transducer(TokenReader):
         return state
 
 
-def _hypotheses(emitted: list[tuple[Tensor, ...]], scores: Tensor, rows: Tensor) -> Hypotheses:
+def _hypotheses(
+    emitted: list[tuple[Tensor, ...]], scores: Tensor, rows: Tensor, state: Predicted
+) -> Hypotheses:
     """Return hypotheses from items, tokens, frames and probabilities, as they were emitted."""
     count = scores.shape[0]
     none = torch.empty(0, dtype=torch.int64, device=scores.device)
@@ -289,4 +324,5 @@ def _hypotheses(emitted: list[tuple[Tensor, ...]], scores: Tensor, rows: Tensor)
     outputs = Ragged.from_flat(tokens[order], offsets=segments.offsets_from_lengths(lengths))
     spans = outputs.with_values(torch.stack([times, times + 1], 1)[order])
     offsets = torch.arange(count + 1, device=scores.device)
-    return Hypotheses(outputs, scores, offsets, spans, outputs.with_values(chances[order]))
+    chances = chances[order]
+    return Hypotheses(outputs, scores, offsets, spans, outputs.with_values(chances), state)

@@ -33,7 +33,11 @@ def _all_ragged(entry: Entry, batches: Any) -> list[FlatBatch]:
             shape = f" of shape {tuple(other.shape)}" if isinstance(other, Tensor) else ""
             got = f"a {type(other).__name__}{shape} with a Ragged"
             rule = "called with batches of the same lengths, so that no row meets another element"
-            fix = "pass r.broadcast(x) for a tensor x with one row per sequence, or wrap it with rl.Ragged"
+            fix = (
+                "pass r.broadcast(x) for a tensor x with one row per sequence, which is "
+                "x[:, None].expand_as(r) if r has its features, or r.with_values(x) for one row "
+                "per element in the order of r"
+            )
             raise ArgumentTypeError(entry.name, got, rule, fix)
     entry.refuse_transformations(batches[0])
     return list(batches)

@@ -73,6 +73,11 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         "call r.to_numpy()",
     ),
     (
+        r"broadcast_tensors|ndimension",
+        "because sequences have different lengths",
+        "use rl.distributions for torch.distributions; otherwise r.broadcast(x), or r.dim()",
+    ),
+    (
         r"repeat|tile|expand|broadcast_\w+|repeat_interleave",
         "because lengths differ",
         "call x[:, None].expand_as(r) or r.broadcast(x) for one row per sequence",

@@ -25,7 +25,7 @@ from raglane.data.formats.pieces import Alike
 from raglane.data.fragments import Layout
 from raglane.data.missing import BLOCKS
 from raglane.data.reading import japanese_vowels
-from raglane.data.records import Columns, Records, note_single
+from raglane.data.records import NO_ROLES, Columns, Records, RoleNotes, note_single
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import DataError
 from raglane.runs.sources import DEFAULT_DATA
@@ -60,6 +60,7 @@ class Contents:
     labels: Labels | None = None
     notes: tuple[str, ...] = ()
     beside: Mapping[str, FeatureCounts] = field(default_factory=dict)
+    roles: RoleNotes = NO_ROLES
 
     @property
     def missing(self) -> int:
@@ -69,12 +70,12 @@ class Contents:
         )
         return counted + sum(feature.missing for feature in self.features)
 
-    def inputs(self, missing: str = "error") -> tuple[int, list[int]]:
+    def inputs(self, missing: str = "raise") -> tuple[int, list[int]]:
         """Return the number of channels that a model reads, and the number of categories of each
         embedding.
         """
         # If values are missing, training adds a flag for each channel.
-        each = 2 if self.missing and missing == "error" else BLOCKS[missing]
+        each = 2 if self.missing and missing == "raise" else BLOCKS[missing]
         words = [
             counts.categories + 1
             for counts in self.beside.values()
@@ -97,9 +98,15 @@ def labels_of(of: str, counts: Mapping[str, int]) -> Labels:
 
 def contents_of(records: Records, path: Path | None) -> Contents:
     """Return the contents of records in memory."""
-    return _contents(
-        path, records.lengths, Statistics.of(records), Layout.of(records), records.notes
-    )
+    contents = _contents(path, records.lengths, Statistics.of(records), Layout.of(records), ())
+    return _noted(contents, records)
+
+
+def _noted(contents: Contents, records: Records) -> Contents:
+    """Return contents with the roles and the notes of records."""
+    about = {*records.roles.rows, *records.roles.columns}
+    notes = tuple(note for note in records.notes if note not in about)
+    return replace(contents, roles=records.roles, notes=notes)
 
 
 def contents_of_folder(path: Path) -> Contents:
@@ -136,7 +143,7 @@ def read(
     columns: Columns,
     format: str | None,
     progress: Progress,
-    on_bad_row: str = "fail",
+    on_bad_row: str = "raise",
 ) -> Contents:
     """Read data for an inspection; labels are optional."""
     contents = _read_contents(path, columns, format, progress, on_bad_row)
@@ -167,7 +174,7 @@ def _read_contents(
         return lengths_of_text(path, progress)
     if format in (None, "arrow") and is_converted(path):
         return contents_of_folder(path)
-    if is_parquet and path.is_file() and on_bad_row == "fail":
+    if is_parquet and path.is_file() and on_bad_row == "raise":
         return _with_labels(lambda asked: contents_of_parquet(path, asked, progress), columns)
 
     def read_all(asked: Columns) -> Contents:
@@ -264,5 +271,6 @@ def contents_of_parquet(path: Path, columns: Columns, progress: Progress) -> Con
             counted += Statistics.of(records)
             progress.done(piece.end[0] / rows)
         if alike.layout is not None:
-            return _contents(path, np.concatenate(lengths), counted, alike.layout, records.notes)
+            contents = _contents(path, np.concatenate(lengths), counted, alike.layout, ())
+            return _noted(contents, records)
     return contents_of(read_parquet(path, columns), path)

@@ -17,9 +17,10 @@ from raglane.errors import DataError
 from raglane.training.batches import steps_per_epoch
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.tasks.base import Measured, Meter, Score, Task
-from raglane.training.tasks.labels import Classify, MultiLabel, Tag
+from raglane.training.tasks.labels import Classify, MultiLabel
 from raglane.training.tasks.language import Language
 from raglane.training.tasks.numbers import Forecast, Regress
+from raglane.training.tasks.tags import Tag
 from raglane.training.tasks.transcribe import Transcribe
 
 __all__ = ["CLASSES", "Measured", "Meter", "Score", "Task", "fit", "make_task", "settle"]

@@ -1,4 +1,4 @@
-"""Classification, tagging and multi-label classification."""
+"""Classification and multi-label classification."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
+from raglane.data.encoders import IGNORED_CLASS
 from raglane.nn.linear import row_sigmoid
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of
@@ -39,12 +40,13 @@ class Classify(Task):
         """Return weights that give all classes the same total weight, with mean 1 over the
         targets.
         """
+        targets = targets[targets != IGNORED_CLASS]
         counts = torch.bincount(targets, minlength=self.preprocessor.class_count)
         return len(targets) / (self.preprocessor.class_count * counts.clamp(min=1).float())
 
-    def meter(self, model: Any, records: Dataset, top: int = 1) -> _Confusion:  # noqa: ARG002
+    def meter(self, model: Any, records: Dataset, top: int = 1) -> Confusion:  # noqa: ARG002
         """Return a meter of the confusion matrix, accuracy and F1 scores."""
-        return _Confusion(self.preprocessor.labels or (), top)
+        return Confusion(self.preprocessor.labels or (), top)
 
     def columns(
         self,
@@ -79,11 +81,7 @@ class Classify(Task):
         return columns
 
 
-class Tag(Classify):
-    """One class per element."""
-
-
-class _Confusion:
+class Confusion:
     """Accumulates the confusion matrix."""
 
     def __init__(self, labels: tuple[str, ...], top: int) -> None:
@@ -93,14 +91,18 @@ class _Confusion:
         self.matrix = torch.zeros((len(labels), len(labels)), dtype=torch.int64)
 
     def add(self, output: Tensor, batch: Batch) -> None:
+        """Add a batch and its logits ``(B or N, K)``."""
+        targets = targets_of(batch)
+        counts = targets != IGNORED_CLASS
+        targets = targets[counts]
+        output = output[counts]
         if self.top > 1:
             top_classes = output.topk(self.top, dim=-1).indices
-            self.among_top += int((top_classes == targets_of(batch).unsqueeze(1)).sum())
-        self.matrix += confusion_matrix(
-            targets_of(batch).cpu(), output.argmax(-1).cpu(), len(self.labels)
-        )
+            self.among_top += int((top_classes == targets.unsqueeze(1)).sum())
+        self.matrix += confusion_matrix(targets.cpu(), output.argmax(-1).cpu(), len(self.labels))
 
     def measured(self) -> Measured:
+        """Return the scores of all batches."""
         numbers = {"accuracy": accuracy(self.matrix), "macro_f1": macro_f1(self.matrix)}
         # The share of the most frequent class.
         numbers["majority_accuracy"] = int(self.matrix.sum(1).max()) / max(

@@ -1,0 +1,37 @@
+"""A run that an earlier format wrote: it loads, and training continues."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import raglane as rl
+from raglane.cli import main
+
+# Of the version that wrote the files.
+PREDICTED = [0.46759355, 0.49740472, 0.44843954, 0.49205408]
+FOLDER = Path(__file__).parent / "files" / "run_of_format_2"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(FOLDER, tmp_path / "run"))
+
+
+def test_the_model_gives_the_same_predictions(run: Path) -> None:
+    loaded = rl.load(run)
+    assert loaded.model.config.pooling == "final"
+    found = loaded.predict(run / "walks.csv", probabilities=True)["p_up"][:4]
+    assert found == pytest.approx(PREDICTED, abs=1e-6)
+
+
+def test_training_continues(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    assert main(["train", "--resume", "--out", str(run), "--epochs", "3", "--quiet"]) == 0
+    assert json.loads((run / "run.json").read_text())["format_version"] == 3
+    assert json.loads((run / "run.json").read_text())["settings"]["pooling"] == "final"
+    lines = (run / "curves.csv").read_text().splitlines()
+    assert len(lines) == 4
