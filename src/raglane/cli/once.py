@@ -1,7 +1,7 @@
-"""Commands whose options of columns are given once: of several, the last would replace the others
+"""Commands whose options of columns are values once: of several, the last would replace the others
 silently.
 
-Other options may be given again, to change those of a script.
+Other options may be values again, to change those of a script.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _JOINED = ("--id-column", "--time-column", "--label-column")
 
 
 class OnceCommand(TyperCommand):
-    """A command that joins the columns of an option given twice, or refuses it."""
+    """A command that joins the columns of an option values twice, or refuses it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments of the command line."""
@@ -39,7 +39,7 @@ def given_once(arguments: list[str], single: set[str]) -> list[str]:
     """Return arguments in which each of some options with a value occurs once, or raise a usage
     error.
     """
-    values: dict[str, list[str]] = {}
+    values_of: dict[str, list[str]] = {}
     rest: list[str] = []
     position = 0
     while position < len(arguments):
@@ -57,16 +57,16 @@ def given_once(arguments: list[str], single: set[str]) -> list[str]:
             position += 1
             value = arguments[position]
         position += 1
-        values.setdefault(name, []).append(value)
-    options = [word for flag, given in values.items() for word in (flag, _one(flag, given))]
+        values_of.setdefault(name, []).append(value)
+    options = [word for flag, values in values_of.items() for word in (flag, _single(flag, values))]
     return [*options, *rest]
 
 
-def _one(flag: str, given: list[str]) -> str:
-    different = list(dict.fromkeys(given))
+def _single(flag: str, values: list[str]) -> str:
+    different = list(dict.fromkeys(values))
     if len(different) == 1:
         return different[0]
     if flag in _JOINED:
         return ",".join(different)
     got: Any = " and ".join(map(quote, different))
-    raise typer.BadParameter(f"{flag} must be given once, got {got}. Leave one out.")
+    raise typer.BadParameter(f"{flag} must be values once, got {got}. Leave one out.")
