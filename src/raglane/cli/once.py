@@ -1,7 +1,7 @@
-"""Commands whose options of columns are values once: of several, the last would replace the others
+"""Commands whose options of columns are given once: of several, the last would replace the others
 silently.
 
-Other options may be values again, to change those of a script.
+Other options may be given again, to change those of a script.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _JOINED = ("--id-column", "--time-column", "--label-column")
 
 
 class OnceCommand(TyperCommand):
-    """A command that joins the columns of an option values twice, or refuses it."""
+    """A command that joins the columns of an option given twice, or refuses it."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments of the command line."""
@@ -69,4 +69,4 @@ def _single(flag: str, values: list[str]) -> str:
     if flag in _JOINED:
         return ",".join(different)
     got: Any = " and ".join(map(quote, different))
-    raise typer.BadParameter(f"{flag} must be values once, got {got}. Leave one out.")
+    raise typer.BadParameter(f"{flag} must be given once, got {got}. Leave one out.")
