@@ -26,7 +26,7 @@ DEFAULT_DATA = "Japanese vowels"
 LABELLED = ("tag", "regress", "multilabel")
 # The tasks to try after "classify", by format; "regress" for others.
 _GUESSED: dict[str, tuple[str, ...]] = {"text": ("language",), "conll": ("tag",)}
-_GUESSED |= dict.fromkeys(("jsonl", "parquet", "npz"), LABELLED)
+_GUESSED |= dict.fromkeys(("jsonl", "parquet", "npz", "folder"), LABELLED)
 
 
 def _column(role: str, help: str, unset: str) -> Any:
@@ -126,11 +126,17 @@ class ColumnNames:
     no_header: bool = option(
         False, "A CSV file has no header: its columns are --header, or c1, c2 and so on.", DATA
     )
+    label_from_name: str | None = option(
+        None,
+        "In a folder, the label of a file is what this pattern finds in its path: its group, or all.",
+        DATA,
+        metavar="REGEX",
+    )
     on_bad_row: str = option(
-        "fail",
+        "raise",
         "fail: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
         DATA,
-        choices=("fail", "skip"),
+        choices=("raise", "skip"),
     )
 
     def __post_init__(self) -> None:
@@ -250,7 +256,8 @@ class Source:
         asked = self.asked(task, need_labels=need_labels)
         # The format is that of files, e.g. of the test data next to training data in memory.
         format = self.format if self.held is None else None
-        return read(data, asked, format, labels=labels, on_bad_row=self.columns.on_bad_row)
+        on_bad_row: Any = self.columns.on_bad_row  # one of its choices
+        return read(data, asked, format, labels=labels, on_bad_row=on_bad_row)
 
     def open(self, task: str) -> Dataset:
         """Open a folder that ``raglane convert`` wrote, or read other data."""
@@ -281,7 +288,7 @@ class Source:
             tasks = [task for task in tasks if task != "forecast"]
         return (
             guess_task(self.read, tasks)
-            if self.columns.on_bad_row == "fail"
+            if self.columns.on_bad_row == "raise"
             else self._guess_skipping(tasks)
         )
 
@@ -303,7 +310,7 @@ class Source:
 
     def _guess_skipping(self, tasks: Sequence[str]) -> tuple[Dataset, str]:
         """Return the data with the task for which the fewest rows must be skipped."""
-        strict = replace(self, columns=replace(self.columns, on_bad_row="fail"))
+        strict = replace(self, columns=replace(self.columns, on_bad_row="raise"))
         try:
             return guess_task(strict.read, tasks)
         except DataError as error:
@@ -353,8 +360,8 @@ class Source:
             guessed["tokens"] = words[used.tokens]
             guessed |= {"time_gaps": used.time_gaps, "time": used.time, "wide": used.wide}
             guessed |= {"time_format": used.time_format, "duplicate_times": used.duplicate_times}
-            guessed |= {"keep_trailing": used.keep_trailing}
             guessed |= {"header": used.header, "no_header": used.no_header}
+            guessed["label_from_name"] = used.label_from_name
             if used.sequence == "sequence":
                 # The default name in a converted folder; columns with this name are detected.
                 guessed["sequence"] = None
@@ -367,7 +374,7 @@ class Source:
         columns |= {name: bool(columns[name]) for name in flags}
         columns["wide"] = self.columns.wide or used.wide
         # Each prediction chooses the treatment of invalid rows.
-        columns["on_bad_row"] = "fail"
+        columns["on_bad_row"] = "raise"
         return columns | {"categorical": guessed["categorical"] or columns["categorical"]}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from raglane._utils.checks import check_choice
 from raglane._utils.files import as_path, check_file
 from raglane._utils.messages import count_of, printable, shorten
-from raglane.data.formats import conll, csv, ipc, jsonl, npz, others, text, ts
+from raglane.data.formats import arff, conll, csv, folder, ipc, jsonl, npz, others, sheet, text, ts
 from raglane.data.formats.base import Format, open_error, suffix_of, unused_notes
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
 from raglane.data.records import ROLES, Columns, Records, RoleNotes, note_empty
@@ -28,9 +28,11 @@ FORMATS: dict[str, Format] = {
     "csv": Format(
         "csv", (".csv", ".tsv", ".psv", ".tab", ".dat", ".data"), csv.read, csv.pieces, ROLES
     ),
+    "arff": Format("arff", (".arff",), arff.read, arff.pieces, ROLES),
+    "xlsx": Format("xlsx", (".xlsx", ".xlsm"), sheet.read, sheet.pieces, ROLES),
     "conll": Format("conll", conll.SUFFIXES, conll.read, conll.pieces, conll.ROLES),
     "text": Format("text", (".txt",), text.read, text.pieces),
-    "folder": Format("folder", (), text.read_folder, text.folder_pieces),
+    "folder": Format("folder", (), folder.read, folder.pieces, ROLES),
 }
 
 # The maximum length of a note in characters.
@@ -42,7 +44,7 @@ def read(
     columns: Columns | None = None,
     format: str | None = None,
     *,
-    on_bad_row: str = "fail",
+    on_bad_row: str = "raise",
 ) -> Records:
     """Read a file or a folder as records."""
     path = as_path(path)

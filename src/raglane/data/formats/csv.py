@@ -28,7 +28,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -62,19 +62,27 @@ from raglane.data.typed import Column, Written, numbers_in
 
 def read(path: Path, columns: Columns) -> Records:
     """Read a CSV file in long form."""
-    entries, notes = _entries_of(path, columns)
+    entries, notes = entries_of(path, columns)
     records = read_columns(path, entries, columns)
     return replace(records, notes=(*notes, *records.notes))
 
 
-def _entries_of(path: Path, columns: Columns) -> tuple[dict[str, Column], tuple[str, ...]]:
-    """Return the entries of each column as texts, and notes on omitted columns."""
-    content = read_bytes(path)
-    table = plain(path, io.BytesIO(content), columns)
+def entries_of(
+    path: Path, columns: Columns, content: bytes | None = None
+) -> tuple[dict[str, Column], tuple[str, ...]]:
+    """Return the entries of each column as texts, and notes on omitted columns; ``content`` is that
+    of the file, if it is no CSV file.
+    """
+    content = read_bytes(path) if content is None else content
+
+    def table_again() -> Plain:
+        return plain(path, io.BytesIO(content), columns)
+
+    table = table_again()
     if not content.startswith(UTF16):
         # pandas decodes the file too, but does not report the place of an invalid byte.
         decode(path, content)
-    rows = next(_parsed(path, table, columns, None))
+    rows = next(_parsed(path, table, table_again, None))
     header = _header_of(path, rows, columns)
     if len(rows) == 1:
         raise data_error(
@@ -91,8 +99,12 @@ def _named_columns(header: list[str], rows: Entries) -> dict[str, Column]:
     return {name: Written(rows[:, place]) for place, name in enumerate(header) if name}
 
 
-def _parsed(path: Path, table: Plain, columns: Columns, size: int | None) -> Iterator[Entries]:
-    """Yield the rows of an open file, the header first, in arrays of ``size`` rows, or in one."""
+def _parsed(
+    path: Path, table: Plain, again: Callable[[], Plain], size: int | None
+) -> Iterator[Entries]:
+    """Yield the rows of an open file, the header first, in arrays of ``size`` rows, or in one;
+    ``again`` opens it again.
+    """
     pandas = require("pandas", "data")
     mark = table.mark
     # The header is read as a row, because pandas would rename repeated and empty names, and
@@ -107,7 +119,7 @@ def _parsed(path: Path, table: Plain, columns: Columns, size: int | None) -> Ite
         True  # as in "id, time, label"; spaces in quotes are part of an entry
     )
     commas = CommaColumns()
-    short = ShortRows(lambda: plain(path, opened(path), columns))
+    short = ShortRows(again)
     try:
         with pandas.read_csv(
             table.file, sep=mark, chunksize=size or sys.maxsize, **options
@@ -192,7 +204,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
             yield from file.pieces(start[0] if start else 0)
             return
     if not start:
-        yield from column_pieces(path, _entries_of(path, columns)[0], columns)
+        yield from column_pieces(path, entries_of(path, columns)[0], columns)
 
 
 def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> Iterator[Piece]:
@@ -302,7 +314,8 @@ class _File:
 def _chunks(path: Path, columns: Columns) -> Iterator[Entries]:
     """Yield the rows of a file in chunks, the header first."""
     with opened(path) as file:
-        yield from _parsed(path, plain(path, file, columns), columns, ROWS)
+        table = plain(path, file, columns)
+        yield from _parsed(path, table, lambda: plain(path, opened(path), columns), ROWS)
 
 
 def _whole_sequences(

@@ -122,9 +122,27 @@ def is_table(text: str) -> bool:
         return True
     mark = _mark_of(lines)
     if mark is None:
-        return len(lines) >= _FEWEST_LINES and all(map(_is_data, map(str.strip, lines[1:])))
+        # Rows of several lengths are a table too, which is refused.
+        words = [word for line in lines[1:] for word in re.split(r"[ |]+", line.strip())]
+        return len(lines) >= _FEWEST_LINES and all(map(_is_data, words))
     body = [entry for row in _body(_rows(lines, mark)) for entry in row if not _is_missing(entry)]
     return 2 * sum(map(bool, map(_is_data, body))) >= len(body) > 0
+
+
+def has_header(text: str) -> bool:
+    """Return False if the first line of a table has numbers or dates where other lines do."""
+    rows = rows_of("\n".join(_first_lines(text)))
+    if len(rows) < 2:
+        return True
+    kinds = _are_data(_body(rows), len(rows[0]))
+    return not any(map(_is_data, _entries(rows[0], kinds)))
+
+
+def rows_of(text: str) -> list[_Row]:
+    """Return the entries of the lines of a small table."""
+    lines = list(filter(str.strip, text.split("\n")))
+    mark = _mark_of(lines)
+    return _rows(lines, _guess(text) if mark is None else mark)
 
 
 def _from_utf16(path: Path, content: bytes) -> bytes:

@@ -70,12 +70,12 @@ class Contents:
         )
         return counted + sum(feature.missing for feature in self.features)
 
-    def inputs(self, missing: str = "error") -> tuple[int, list[int]]:
+    def inputs(self, missing: str = "raise") -> tuple[int, list[int]]:
         """Return the number of channels that a model reads, and the number of categories of each
         embedding.
         """
         # If values are missing, training adds a flag for each channel.
-        each = 2 if self.missing and missing == "error" else BLOCKS[missing]
+        each = 2 if self.missing and missing == "raise" else BLOCKS[missing]
         words = [
             counts.categories + 1
             for counts in self.beside.values()
@@ -143,7 +143,7 @@ def read(
     columns: Columns,
     format: str | None,
     progress: Progress,
-    on_bad_row: str = "fail",
+    on_bad_row: str = "raise",
 ) -> Contents:
     """Read data for an inspection; labels are optional."""
     contents = _read_contents(path, columns, format, progress, on_bad_row)
@@ -174,7 +174,7 @@ def _read_contents(
         return lengths_of_text(path, progress)
     if format in (None, "arrow") and is_converted(path):
         return contents_of_folder(path)
-    if is_parquet and path.is_file() and on_bad_row == "fail":
+    if is_parquet and path.is_file() and on_bad_row == "raise":
         return _with_labels(lambda asked: contents_of_parquet(path, asked, progress), columns)
 
     def read_all(asked: Columns) -> Contents:

@@ -30,9 +30,7 @@ _SAME = {"L": "E", "U": "S", "M": "I"}
 
 
 class Tag(Classify):
-    """One class per element; entities are scored too, and elements of the class -100 do not
-    count.
-    """
+    """One class per element; elements of the class -100 do not count, and entities are scored."""
 
     def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
         """Return cross-entropy and accuracy of logits ``(N, K)``."""
