@@ -76,8 +76,8 @@ def test_mistakes() -> None:
     with pytest.raises(AttributeError, match="mood"):
         policy.mood  # noqa: B018
     for make in (
-        lambda: torch.distributions.Normal(drawn(2), 1.0),  # type: ignore[arg-type]
-        lambda: torch.distributions.Categorical(logits=drawn(4)),  # type: ignore[arg-type]
+        lambda: torch.distributions.Normal(drawn(2), 1.0),
+        lambda: torch.distributions.Categorical(logits=drawn(4)),
     ):
         with pytest.raises((ArgumentTypeError, AttributeError), match=r"rl\.distributions"):
             make()

@@ -172,7 +172,7 @@ def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError],
         ("Coupled_lstm", rl.nn.CoupledLSTM),
     ],
 )
-def test_a_cell_is_named_as_its_class_or_in_lower_case(name: str, kind: type) -> None:
+def test_a_cell_is_named_as_its_class_or_in_lower_case(name: Any, kind: type) -> None:
     assert type(SequenceEncoder(D, H, name).recurrent) is kind
     assert type(SequenceEncoder(D, H, name.lower()).recurrent) is kind
     assert Settings(cell=name) == Settings(cell=name.lower())

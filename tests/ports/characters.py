@@ -27,7 +27,7 @@ class Plain(nn.Module):
         inputs = pad_sequence([text[:-1] for text in texts], batch_first=True)
         shifted = [text[1:] for text in texts]
         targets = pad_sequence(shifted, batch_first=True, padding_value=-100)
-        state = None
+        state: Any = None
         losses = []
         for start in range(0, inputs.shape[1], 4):
             chunk = inputs[:, start : start + 4]
@@ -48,7 +48,7 @@ class Ragged(nn.Module):
 
     def forward(self, texts: list[Tensor]) -> Any:
         text = rl.Ragged(texts)
-        state = None
+        state: Any = None
         losses = []
         for chunk, wanted in zip(text[:, :-1].split(4, 1), text[:, 1:].split(4, 1), strict=True):
             out, state = self.lstm(self.embedding(chunk), state)

@@ -144,4 +144,4 @@ def test_means_of_means_are_means() -> None:
 def test_dense_rows_are_not_joined(rows: int) -> None:
     batch = rl.Ragged([torch.ones(3, 2), torch.ones(1, 2)])
     with pytest.raises(ArgumentTypeError, match=r"x\[:, None\]\.expand_as\(r\)"):
-        torch.cat([batch, torch.ones(rows, 2)], -1)  # type: ignore[list-item]
+        torch.cat([batch, torch.ones(rows, 2)], -1)

@@ -247,7 +247,7 @@ def _numbers(columns: dict[str, Any]) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize("options", [{}, {"loss": "quantile", "quantile": (0.1, 0.5, 0.9)}])
 @pytest.mark.parametrize("task", ["regress", "forecast"])
 def test_numbers_are_in_the_units_of_the_data_on_every_route(
-    task: str, options: dict[str, Any]
+    task: Any, options: dict[str, Any]
 ) -> None:
     walks = [100 + 7 * walk for walk in _walks()]
     labels = [float(walk.sum()) for walk in walks] if task == "regress" else None

@@ -98,11 +98,11 @@ def states(batch: Ragged, padded: Tensor) -> None:
     for x_t in padded:
         y_t, state = lstm.step(x_t, state)
         assert_type(y_t, Tensor)
-    out, four = rl.nn.SLSTM(3, 4, heads=2)(batch)
+    out, four = rl.nn.SLSTM(3, 4, num_heads=2)(batch)
     assert_type(four, tuple[Tensor, Tensor, Tensor, Tensor])
     none, h = rl.nn.MinGRU(3, 4)(batch, return_output=False)
     assert_type(none, None)
-    assert_type(rl.nn.Attention(4, heads=2)(out), Ragged)
+    assert_type(rl.nn.Attention(4, num_heads=2)(out), Ragged)
     assert_type(rl.nn.Pooling("max")(out), Tensor)
 
 
@@ -110,5 +110,5 @@ def training(data: list[Tensor], labels: list[str], options: dict[str, Any]) -> 
     run = rl.fit(data, labels, cell="lstm", pooling="max", batch_size="auto", patience=3)
     rl.fit(data, labels, **options)
     run.predict(data, sequence="walk")
-    encoder = rl.nn.SequenceEncoder(3, 4, "slstm", pooling="attention", heads=2, zoneout=0.1)
+    encoder = rl.nn.SequenceEncoder(3, 4, "slstm", pooling="attention", num_heads=2, zoneout=0.1)
     print(encoder(rl.Ragged(data)).shape)

@@ -149,7 +149,7 @@ def linalg_norm(entry: Entry, args: Arguments, kwargs: Options) -> Any:
         if dim is None and order is not None:
             rule = "given with ord, which would be the order of a norm of matrices"
             raise ArgumentTypeError("dim of norm", "none", rule, "pass dim=1 for the steps")
-        return torch.linalg.vector_norm(batch, 2 if order is None else order, dim, **bound)  # type: ignore[arg-type]
+        return torch.linalg.vector_norm(batch, 2 if order is None else order, dim, **bound)
     counted = [dimension(entry, each, batch) for each in dim]
     if min(counted) < 2:
         fix = "pass two dimensions of the features, or one dimension"
