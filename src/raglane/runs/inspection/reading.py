@@ -106,7 +106,21 @@ def _noted(contents: Contents, records: Records) -> Contents:
     """Return contents with the roles and the notes of records."""
     about = {*records.roles.rows, *records.roles.columns}
     notes = tuple(note for note in records.notes if note not in about)
-    return replace(contents, roles=records.roles, notes=notes)
+    return replace(contents, roles=records.roles, notes=(*notes, *_note_zeros(records)))
+
+
+def _note_zeros(records: Records) -> tuple[str, ...]:
+    """Return the note about sequences that end in zeros, if most do."""
+    full = np.flatnonzero(records.lengths > 1)
+    if records.is_tokens or not len(full):
+        return ()
+    ends = (records.values[records.offsets[full + 1] - 1] == 0).all(axis=1)
+    if 2 * ends.sum() <= len(records):
+        return ()
+    where = (
+        f"{int(ends.sum()):,} of {count_of(len(records), 'sequence')} end in zeros in all channels"
+    )
+    return (f"{where}: if they are padding, write NaN there, or cut the sequences",)
 
 
 def contents_of_folder(path: Path) -> Contents:
