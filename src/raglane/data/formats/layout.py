@@ -38,6 +38,7 @@ _MOST_BELOW = 3
 # The fewest columns of a table of the UCR archive, and the fewest lines of a column of numbers.
 _FEWEST_STEPS = 9
 _FEWEST_LINES = 5
+_FEWEST_WORDS = 10
 # The share of equally long rows in a table.
 _MOST_ALIKE = 0.6
 
@@ -122,11 +123,17 @@ def is_table(text: str) -> bool:
         return True
     mark = _mark_of(lines)
     if mark is None:
-        # Rows of several lengths are a table too, which is refused.
-        words = [word for line in lines[1:] for word in re.split(r"[ |]+", line.strip())]
-        return len(lines) >= _FEWEST_LINES and all(map(_is_data, words))
+        return len(lines) >= _FEWEST_LINES and all(map(_is_data, map(str.strip, lines[1:])))
     body = [entry for row in _body(_rows(lines, mark)) for entry in row if not _is_missing(entry)]
     return 2 * sum(map(bool, map(_is_data, body))) >= len(body) > 0
+
+
+def are_numbers(text: str) -> bool:
+    """Return True if the first lines of a text have only numbers, in rows of any lengths."""
+    words = re.split(r"[\s|:;]+", " ".join(_first_lines(text)).strip())
+    return len(words) >= _FEWEST_WORDS and all(
+        _is_data(word) or _is_missing(word) for word in words
+    )
 
 
 def has_header(text: str) -> bool:
