@@ -260,6 +260,7 @@ def choose_column(
         fix = f"name one with {columns_argument(role)}"
         error = UnfitColumnError(f"{path}", got, rule, fix)
         error.candidates = tuple(candidates)
+        error.fixes = {role: candidates[0]}
         raise error
     got = f"no candidate for the {role} column among its columns ({quote_all(present) or 'none'})"
     names = f"{columns_argument('id')} and {columns_argument('features')}"
@@ -268,7 +269,9 @@ def choose_column(
         f"without labels, pass {argument('task', 'forecast')} to predict the next element"
     )
     fix = f"add one, or name it with {columns_argument(role)}; {more[role]}"
-    raise UnfitColumnError(f"{path}", got, f"data with a {kind}", fix)
+    error = UnfitColumnError(f"{path}", got, f"data with a {kind}", fix)
+    error.fixes = {"task": "forecast"} if role == "label" else {}
+    raise error
 
 
 def id_column(

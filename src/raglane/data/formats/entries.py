@@ -29,7 +29,7 @@ from raglane.data.records import Columns, Records
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide
 from raglane.data.roles.decide import TEXT_NAMES
 from raglane.data.roles.rules import PERIOD_NAMES, ROLE_NAMES, ROW_ID_NAMES, TIME_NAMES, parts_of
-from raglane.data.roles.steps import NUMBERED, Steps, steps_of
+from raglane.data.roles.steps import NO_STEPS, NUMBERED, Steps, steps_of
 from raglane.data.typed import Column, Typed, Written, is_bytes
 from raglane.errors import UnfitColumnError
 from raglane.tasks import TASKS
@@ -180,46 +180,55 @@ def _wide_rows(
     row are no steps.
     """
     steps = roles.steps
-    short = note_ends(table)
+    notes = note_ends(table)
     table = {name: _with_ends(column) for name, column in table.items()}
-    facts = Facts(table)
-    if roles.id and not facts.is_unique(*roles.id):
-        names = [" ".join(row) for row in zip(*(table[id].words() for id in roles.id), strict=True)]
-        twice = Counter(names).most_common(1)[0][0]
-        leave = f"leave {argument('wide', value=True, of='Columns')} out"
-        fix = f"remove a row, or rename it; if a row is an element, {leave}"
-        raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
-    filled = np.stack(
-        [_are_filled(table, names, columns) for names in zip(*steps.columns, strict=True)], axis=1
-    )
+    _check_row_ids(path, table, roles)
+    filled = _are_filled(table, steps, columns)
     count, width = filled.shape
     lengths = np.maximum(np.where(filled.any(1), width - filled[:, ::-1].argmax(1), 0), 1)
     rows = np.repeat(np.arange(count), lengths)
     inside = np.arange(width) < lengths[:, None]
-    short += _note_words(table, steps, inside)
-    long: dict[str, Column] = {}
-    id_names = roles.id or ("id",)
+    notes += _note_words(table, steps, inside)
     numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
-    for name in id_names:
-        long[name] = table[name].take(rows) if roles.id else Written(numbers[rows])
-    values = []
-    for label, parts in zip(steps.channels, steps.columns, strict=True):
-        span = f"{parts[0]} to {parts[-1]}"
-        value = label or (f"steps from {parts[0]}" if steps.are_numbered else span)
-        values.append(value)
-        entries = np.stack([_entries(table[part]) for part in parts], axis=1)
-        long[value] = Written(entries[inside])
-    others = [name for name in table if name not in (*steps.names, *roles.id)]
-    long |= {name: table[name].take(rows) for name in others}
-    starts = tuple(names[0] for names in steps.columns)
-    named = starts if steps.are_numbered else steps.names
-    inner = replace(roles, shape=Shape.ELEMENTS, id=id_names, steps=Steps())
+    ids: dict[str, Column] = {name: table[name] for name in roles.id}
+    ids = ids or {"id": Written(numbers)}
+    values = _values(table, steps, inside)
+    used_names = (*steps.names, *roles.id)
+    others = {name: column for name, column in table.items() if name not in used_names}
+    long = {name: column.take(rows) for name, column in ids.items()} | values
+    long |= {name: column.take(rows) for name, column in others.items()}
+    inner = replace(roles, shape=Shape.ELEMENTS, id=tuple(ids), steps=NO_STEPS)
     asked = replace(columns, features=tuple(values), time=None)
     records = records_of_rows(path, long, asked, inner, rows + first)
-    used = replace(records.columns, features=named, time=columns.time, id=columns.id, wide=True)
-    notes = (*filter(None, [roles.id_note]), roles.note, *short, *records.notes)
+    starts = tuple(names[0] for names in steps.columns)
+    features = starts if steps.are_numbered else steps.names
+    used = replace(records.columns, features=features, time=columns.time, id=columns.id, wide=True)
+    notes = [*filter(None, [roles.id_note]), roles.note, *notes, *records.notes]
     about = records.roles._replace(rows=roles.notes)
-    return replace(records, notes=notes, columns=used, roles=about)
+    return replace(records, notes=tuple(notes), columns=used, roles=about)
+
+
+def _check_row_ids(path: Path, table: Mapping[str, Column], roles: Roles) -> None:
+    """Raise a DataError if two rows have one id."""
+    if not roles.id or Facts(table).is_unique(*roles.id):
+        return
+    names = [" ".join(row) for row in zip(*(table[id].words() for id in roles.id), strict=True)]
+    twice = Counter(names).most_common(1)[0][0]
+    leave = f"leave {argument('wide', value=True, of='Columns')} out"
+    fix = f"remove a row, or rename it; if a row is an element, {leave}"
+    raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
+
+
+def _values(
+    table: Mapping[str, Column], steps: Steps, inside: npt.NDArray[np.bool_]
+) -> dict[str, Column]:
+    """Return the entries of the steps that are elements, a column per channel."""
+    values: dict[str, Column] = {}
+    for channel, names in zip(steps.channels, steps.columns, strict=True):
+        name = f"steps from {names[0]}" if steps.are_numbered else f"{names[0]} to {names[-1]}"
+        entries = np.stack([_entries(table[name]) for name in names], axis=1)
+        values[channel or name] = Written(entries[inside])
+    return values
 
 
 def _with_ends(column: Column) -> Column:
@@ -244,17 +253,21 @@ def _note_words(
 
 
 def _are_filled(
-    table: Mapping[str, Column], names: tuple[str, ...], columns: Columns
+    table: Mapping[str, Column], steps: Steps, columns: Columns
 ) -> npt.NDArray[np.bool_]:
-    """Return in which rows a step is an element: not missing in all of its channels."""
-    filled = np.zeros(len(table[names[0]]), dtype=np.bool_)
-    for name in names:
-        numbers, odd = table[name].numbers()
-        is_blank = (
-            _entries(table[name]) == "" if columns.keep_trailing else np.isnan(numbers) & ~odd
-        )
-        filled |= ~is_blank
-    return filled
+    """Return ``(rows, steps)``: where a step is not missing in all of its channels."""
+    filled = [
+        np.any([_is_filled(table[name], columns) for name in names], axis=0)
+        for names in zip(*steps.columns, strict=True)
+    ]
+    return np.stack(filled, axis=1)
+
+
+def _is_filled(column: Column, columns: Columns) -> npt.NDArray[np.bool_]:
+    if columns.keep_trailing:
+        return np.asarray(_entries(column) != "", dtype=np.bool_)
+    numbers, odd = column.numbers()
+    return odd | ~np.isnan(numbers)
 
 
 def _whole_rows(

@@ -77,7 +77,7 @@ class SortedRows:
         """Return the columns of a label: the column of this name, or else its parts between
         commas.
         """
-        return [label] if label in self.columns else [part.strip() for part in label.split(",")]
+        return [label] if label in self.columns else [name.strip() for name in label.split(",")]
 
 
 def joined_columns(
@@ -89,7 +89,7 @@ def joined_columns(
     for parts, is_id in ((roles.id, True), (roles.time, False)):
         name = ",".join(parts) or None
         if len(parts) > 1:
-            words = [columns.pop(part).words() for part in parts]
+            words = [columns.pop(name).words() for name in parts]
             text = (
                 joined_ids(words)
                 if is_id
@@ -225,7 +225,7 @@ def _refused_repeats(
     got = f"{first}, as {int(again.sum()):,} of {len(table.rows):,} rows repeat one"
     rule = "a file with one row per time in a sequence"
     keep = f"{option('duplicate_times', 'keep')} keeps them, mean or first merges them"
-    keys = series_columns(facts, columns, *roles.time, known=roles.id)
+    keys = series_columns(facts, columns, *roles.time, named=roles.id)
     if keys:
         ids = ",".join(keys[0])
         fix = f"name the ids of the series with {option('id', ids)}, with which no time repeats"
@@ -257,9 +257,9 @@ def _gap_notes(table: SortedRows, columns: Columns) -> tuple[str, ...]:
         return ()
     count, row, step = gaps
     gap_option = argument("time_gaps", value=True, of="Columns")
-    place = f"the first before {table.place(row)}"
-    where = f"{count_of(count, 'gap')} in steps of {in_words(step)}, {place}"
-    return (f"{where}; {gap_option} makes the time between rows a feature",)
+    where = f"the first before {table.place(row)}"
+    gaps_text = f"{count_of(count, 'gap')} in steps of {in_words(step)}, {where}"
+    return (f"{gaps_text}; {gap_option} makes the time between rows a feature",)
 
 
 def refuse_spaces(path: Path, words: set[str], name: str) -> None:

@@ -1,8 +1,8 @@
-"""What rules may ask about the columns of a table, computed once."""
+"""The facts of the columns of a table that rules may use, each computed once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import combinations
 
@@ -59,6 +59,14 @@ class Facts:
     def are_dates(self, name: str) -> bool:
         """Return True for a column that is mostly dates."""
         return self.share_of_dates(name) > 0.5
+
+    def dates(self, names: Iterable[str]) -> list[str]:
+        """Return the columns that are mostly dates."""
+        return [name for name in names if self.are_dates(name)]
+
+    def words(self, names: Iterable[str]) -> list[str]:
+        """Return the columns that are mostly words."""
+        return [name for name in names if self.share_of_words(name) > 0.5]
 
     def are_clocks(self, name: str) -> bool:
         """Return True for a column that is mostly times of day, without a date."""
