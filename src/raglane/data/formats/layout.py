@@ -17,6 +17,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -179,8 +180,17 @@ def _rows(lines: Sequence[str], mark: str) -> list[_Row]:
     """Split lines into entries; a header may begin with a # of its own."""
     if mark == _SPACES:
         return [re.sub(r"^\s*#\s", "#", line).split() for line in lines]
-    reader = csv.reader(lines, delimiter=mark, skipinitialspace=True)
-    return [[entry.strip() for entry in row] for row in reader]
+    return [[entry.strip() for entry in _split(line, mark)] for line in lines]
+
+
+def _split(line: str, mark: str) -> list[str]:
+    if '"' not in line:
+        return line.split(mark) if line.strip() else []
+    row: list[str] = []
+    # A very long entry is refused later.
+    with suppress(csv.Error):
+        row = next(csv.reader([line.replace("\r", " ")], delimiter=mark, skipinitialspace=True))
+    return row
 
 
 def _body(rows: Sequence[_Row]) -> list[_Row]:
@@ -303,7 +313,7 @@ def _is_below(rows: Sequence[_Row], count: int, kinds: Sequence[bool]) -> bool:
     row = rows[count]
     numbers = _entries(row, kinds)
     words = [entry for entry in numbers if not _is_missing(entry)]
-    if len(numbers) < 2 or not words or any(map(_is_data, words)):
+    if len(row) > len(kinds) or len(numbers) < 2 or not words or any(map(_is_data, words)):
         return False
     others = [(place, entry) for place, entry in enumerate(row) if entry and not kinds[place]]
     # A word that other rows have too is one of a row.
@@ -324,8 +334,10 @@ def _joined(layout: _Layout, header: Sequence[_Row], lines: Sequence[str]) -> _L
         parts = [[row[place] for row in levels] for place in range(1, len(first))]
         names = [index, *("_".join(filter(None, part)) for part in parts)]
     count = len(below)
-    note = f"left out below the header: {count_of(count, 'line')}, {quote(lines[0])}"
-    notes = (*layout.notes, note) if count else layout.notes
+    notes = layout.notes
+    if count:
+        line = quote(lines[0])
+        notes = (*notes, f"left out below the header: {count_of(count, 'line')}, {line}")
     return _Layout(layout.mark, layout.above, tuple(names), 1 + count, notes)
 
 
