@@ -301,8 +301,8 @@ def _entries(row: _Row, kinds: Sequence[bool]) -> list[str]:
 def _are_data(rows: Sequence[_Row], width: int) -> list[bool]:
     """Return for each column whether its entries are numbers or dates."""
     kinds = []
-    for place in range(width):
-        entries = [row[place] for row in rows if len(row) > place and not _is_missing(row[place])]
+    for at in range(width):
+        entries = [row[at] for row in rows if len(row) > at and not _is_missing(row[at])]
         numbers = sum(map(bool, map(_is_data, entries)))
         kinds.append(bool(entries) and numbers >= 0.8 * len(entries))
     return kinds
@@ -315,10 +315,10 @@ def _is_below(rows: Sequence[_Row], count: int, kinds: Sequence[bool]) -> bool:
     words = [entry for entry in numbers if not _is_missing(entry)]
     if len(row) > len(kinds) or len(numbers) < 2 or not words or any(map(_is_data, words)):
         return False
-    others = [(place, entry) for place, entry in enumerate(row) if entry and not kinds[place]]
+    others = [(at, entry) for at, entry in enumerate(row) if entry and not kinds[at]]
     # A word that other rows have too is one of a row.
     return not any(
-        entry in other[place : place + 1] for place, entry in others for other in rows[count + 1 :]
+        entry in other[at : at + 1] for at, entry in others for other in rows[count + 1 :]
     )
 
 
@@ -331,8 +331,8 @@ def _joined(layout: _Layout, header: Sequence[_Row], lines: Sequence[str]) -> _L
     names = [index, *first[1:]]
     if len(set(names)) < len(names):
         levels = [row for row in (first, *below) if any(row[1:])]
-        parts = [[row[place] for row in levels] for place in range(1, len(first))]
-        names = [index, *("_".join(filter(None, part)) for part in parts)]
+        columns = [[row[at] for row in levels] for at in range(1, len(first))]
+        names = [index, *("_".join(filter(None, column)) for column in columns)]
     count = len(below)
     notes = layout.notes
     if count:
@@ -346,7 +346,7 @@ def _given(path: Path, layout: _Layout, rows: Sequence[_Row], columns: Columns) 
     if not columns.no_header and columns.header is None:
         return layout
     width = Counter(map(len, rows)).most_common(1)[0][0] if rows else 1
-    names = tuple(f"c{place}" for place in range(1, width + 1))
+    names = tuple(f"c{at}" for at in range(1, width + 1))
     if columns.header is not None:
         names = tuple(name.strip() for name in columns.header.split(","))
     if len(names) != width:
@@ -372,6 +372,6 @@ def _archived(layout: _Layout, rows: Sequence[_Row], columns: Columns) -> _Layou
     )
     if not is_archived:
         return layout
-    names = ("label", *(f"t{place}" for place in range(width - 1)))
+    names = ("label", *(f"t{at}" for at in range(width - 1)))
     note = f"no header: the first of {width} columns is the label, the others are steps"
     return _Layout(layout.mark, layout.above, names, 0, (*layout.notes, note))

@@ -79,11 +79,11 @@ def format_of_content(path: Path) -> str | None:
             head = file.read(LOOK)
     except OSError as error:
         raise open_error(path, error) from error
-    known = next((name for start, name in _MAGIC.items() if head.startswith(start)), None)
-    if known is not None and known.startswith("."):
-        raise unread(path, known)
-    if known is not None:
-        return known
+    name = next((name for start, name in _MAGIC.items() if head.startswith(start)), None)
+    if name is not None and name.startswith("."):
+        raise unread(path, name)
+    if name is not None:
+        return name
     encoding = "utf-16" if head.startswith(UTF16) else "utf-8-sig"
     text = head.decode(encoding, errors="replace")
     if conll.is_conll(text):
