@@ -116,7 +116,7 @@ def spread(lists: dict[str, Integers], count: int) -> None:
         "pools of 50 and of 200 batches; random steps shared out; and random batches of each rank's own.\n"
     )
     print(
-        "| list | ranks | grouped, 50: spread | fill | grouped, 200: spread | fill | random: spread | bound | own |"
+        "| list | ranks | bucketed, 50: spread | fill | bucketed, 200: spread | fill | random: spread | bound | own |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     random = np.random.default_rng(0)
@@ -125,7 +125,7 @@ def spread(lists: dict[str, Integers], count: int) -> None:
         for ranks in RANKS:
             cells = [name, f"{ranks}"]
             for pool in (POOL, 4 * POOL):
-                steps = steps_of(lengths, EpochOrder.grouped(pool), ranks)
+                steps = steps_of(lengths, EpochOrder.bucketed(pool), ranks)
                 found = looked_at(shared(step, ranks) for step in steps)
                 cells += [found[0], found[2]]
             cells += looked_at(
@@ -280,17 +280,17 @@ def peers(lists: dict[str, Integers], count: int, ranks: int = 8) -> None:
         elements = BatchLimit(elements=round(PER_RANK * float(lengths.mean())))
         ways: dict[str, Any] = {
             "ours, random": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.random()),
-            "ours, grouped": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.grouped(POOL)),
-            "ours, grouped, pools of 100": Ours(
-                BatchLimit(sequences=PER_RANK), EpochOrder.grouped(2 * POOL)
+            "ours, bucketed": Ours(BatchLimit(sequences=PER_RANK), EpochOrder.bucketed(POOL)),
+            "ours, bucketed, pools of 100": Ours(
+                BatchLimit(sequences=PER_RANK), EpochOrder.bucketed(2 * POOL)
             ),
-            "ours, grouped, pools of 200": Ours(
-                BatchLimit(sequences=PER_RANK), EpochOrder.grouped(4 * POOL)
+            "ours, bucketed, pools of 200": Ours(
+                BatchLimit(sequences=PER_RANK), EpochOrder.bucketed(4 * POOL)
             ),
-            "ours, grouped, noise 0.1": Ours(
-                BatchLimit(sequences=PER_RANK), EpochOrder.grouped(POOL, noise=0.1)
+            "ours, bucketed, noise 0.1": Ours(
+                BatchLimit(sequences=PER_RANK), EpochOrder.bucketed(POOL, noise=0.1)
             ),
-            "ours, grouped, elements": Ours(elements, EpochOrder.grouped(POOL)),
+            "ours, bucketed, elements": Ours(elements, EpochOrder.bucketed(POOL)),
             "random": Pools(1, sort=False),
             "as transformers' grouping": Pools(POOL, shuffles=False),
             "as torchtext's iterator": Pools(2 * POOL),
@@ -349,11 +349,11 @@ def many(known: Integers, count: int) -> None:
     most = round(64 * float(lengths.mean()))
     for limit, order in (
         (BatchLimit(sequences=64), EpochOrder.random()),
-        (BatchLimit(sequences=64), EpochOrder.grouped()),
+        (BatchLimit(sequences=64), EpochOrder.bucketed()),
         (BatchLimit(elements=most), EpochOrder.random()),
-        (BatchLimit(elements=most), EpochOrder.grouped()),
-        (BatchLimit(elements=most), EpochOrder.grouped(noise=0.1)),
-        (BatchLimit(padded=most), EpochOrder.grouped()),
+        (BatchLimit(elements=most), EpochOrder.bucketed()),
+        (BatchLimit(elements=most), EpochOrder.bucketed(noise=0.1)),
+        (BatchLimit(padded=most), EpochOrder.bucketed()),
         (BatchLimit(sequences=64), EpochOrder.windows(100_000)),
     ):
         made, batches = timed(lambda limit=limit, order=order: BatchSampler(lengths, limit, order))

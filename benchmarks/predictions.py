@@ -121,7 +121,7 @@ def settings_of(plan: Plan, layer: Any, lengths: torch.Tensor) -> list[Setting]:
             or row.step_max > LONGEST
         ):
             continue
-        drawn = epoch_of(lengths, row.limit, grouped=row.grouped, seed=1).batches
+        drawn = epoch_of(lengths, row.limit, bucketed=row.bucketed, seed=1).batches
         order = np.random.default_rng(2).permutation(len(drawn))
         chosen = [drawn[place] for place in order[:BATCHES]]
         elements = min(ELEMENTS, NUMBERS // layer.input_size)
@@ -202,7 +202,7 @@ class Checked:
     def row(self, setting: Setting) -> str:
         """Return the cells of the table of settings."""
         one = setting.row
-        words = f"{one.backend} {one.schedule}, {one.batch_size} {'grouped' if one.grouped else 'random'}"
+        words = f"{one.backend} {one.schedule}, {one.batch_size} {'bucketed' if one.bucketed else 'random'}"
         predicted = f"{'~' * one.is_rough}{one.train_seconds:.4g}"
         ends = range_in_words(one.train_range)
         return f"{words} | {predicted} | {ends} | {self.epoch(setting):.4g} | {self.miss(setting):+.1%}"

@@ -222,7 +222,7 @@ def against_authors(sizes: Sizes) -> None:
     hidden = heads * units
     options = {"hidden_size": hidden, "num_heads": heads, "backend": "vanilla", "dtype": "float32"}
     theirs = package.sLSTMCell(package.sLSTMCellConfig(**options)).eval()
-    ours = rl.nn.SLSTM(hidden, hidden, heads=heads).eval()
+    ours = rl.nn.SLSTM(hidden, hidden, num_heads=heads).eval()
     inputs = nn.Linear(hidden, 4 * hidden)
     values = torch.randn(count, steps, hidden)
     batch = rl.Ragged(list(values))

@@ -70,9 +70,7 @@ def make_samples(
 def train(data: list[Sample], model: NameClassifier, epochs: int, seed: int) -> None:
     """Train with Adam on batches of 32 names of similar lengths."""
     lengths = [len(name) for name, _ in data]
-    batches = rl.data.BatchSampler(
-        lengths, rl.data.BatchLimit(sequences=32), rl.data.EpochOrder.grouped(), seed=seed
-    )
+    batches = rl.data.BatchSampler(lengths, batch_size=32, bucket=True, seed=seed)
     loader: DataLoader[Sample] = DataLoader(
         cast(Dataset[Sample], data), batch_sampler=batches, collate_fn=rl.collate
     )

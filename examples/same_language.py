@@ -31,7 +31,7 @@ class Encoder(torch.nn.Module):
     def __init__(self, characters: int) -> None:
         super().__init__()
         self.encoder = rl.nn.SequenceEncoder(
-            characters, 64, "gru", embedding=32, bidirectional=True
+            32, 64, "gru", num_embeddings=characters, bidirectional=True
         )
         self.out = torch.nn.Linear(128, 32)
 

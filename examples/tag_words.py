@@ -128,9 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
     # Batches have sentences of similar lengths, because the longest one determines the number of
     # steps.
-    batches = rl.data.BatchSampler(
-        train["words"].lengths, rl.data.BatchLimit(sequences=32), rl.data.EpochOrder.grouped()
-    )
+    batches = rl.data.BatchSampler(train["words"].lengths, batch_size=32, bucket=True)
     for epoch in range(options.epochs):
         model.train()
         for rows in batches:

@@ -72,7 +72,7 @@ def test_a_sequence_begins_with_any_input_gate(level: float) -> None:
 
 
 def test_forget_gates_begin_open_by_different_amounts() -> None:
-    layer: Any = rl.nn.SLSTM(3, 6, heads=2)
+    layer: Any = rl.nn.SLSTM(3, 6, num_heads=2)
     bias = layer.bias_ih_l0.detach().view(4, 6)
     assert bias[1].tolist() == [3.0, 4.5, 6.0] * 2
     assert not bias[[0, 2, 3]].any()
@@ -197,10 +197,10 @@ BATCH = rl.Ragged([torch.zeros(3, C)])
     ("make", "words"),
     [
         (
-            lambda: rl.nn.SLSTM(3, 6, heads=4),
+            lambda: rl.nn.SLSTM(3, 6, num_heads=4),
             "heads must be a divisor of the number of units, 6.*, got 4",
         ),
-        (lambda: rl.nn.SLSTM(3, 6, heads=0), "heads must be .*got 0"),
+        (lambda: rl.nn.SLSTM(3, 6, num_heads=0), "num_heads must be .*got 0"),
         (lambda: rl.nn.GRUD(4, H), "input_size must be a multiple of 3.*, got 4"),
         (
             lambda: rl.data.observations(rl.Ragged([torch.zeros(3)])),
@@ -228,4 +228,4 @@ def test_wrong_sizes(make: Any, words: str) -> None:
 
 def test_options_are_in_the_repr() -> None:
     assert repr(rl.nn.CfC(D, H, gap_column=2)) == "CfC(3, 4, gap_column=2)"
-    assert repr(rl.nn.SLSTM(3, 6, heads=2)) == "SLSTM(3, 6, heads=2)"
+    assert repr(rl.nn.SLSTM(3, 6, num_heads=2)) == "SLSTM(3, 6, num_heads=2)"

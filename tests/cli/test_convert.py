@@ -114,7 +114,7 @@ def _same(data: str, folder: str, *options: str, named: tuple[str, ...] = ()) ->
         ("--validation", "more.jsonl"),
         (),  # the same part is held out
         ("--class-weights", "balanced", "--validation-fraction", "0"),
-        ("--batch-elements", "2", "--too-long", "split", "--validation-fraction", "0"),
+        ("--batch-elements", "2", "--too-long", "chunk", "--validation-fraction", "0"),
     ],
     ids=" ".join,
 )

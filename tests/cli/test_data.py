@@ -65,7 +65,7 @@ def test_batches_of_elements(data: Path, tmp_path: Path, capsys: Capsys) -> None
         (
             (["--batch-elements", "9", "--bucket"], None),
             (["--batch-elements", "3", "--too-long", "drop", "--largest-first"], "left out"),
-            (["--batch-elements", "3", "--too-long", "split"], "split"),
+            (["--batch-elements", "3", "--too-long", "chunk"], "split"),
             (
                 ["--batch-elements", "3", "--too-long", "alone", "--task", "forecast"],
                 "batches of their own",
@@ -90,7 +90,7 @@ def test_mistakes_are_one_line_and_leave_nothing(
     for flags, words in (
         (
             ["--batch-elements", "3"],
-            ("at most the size of a batch, 3 elements", "--too-long split"),
+            ("at most the size of a batch, 3 elements", "--too-long chunk"),
         ),
         (["--too-long", "drop"], ("too-long must be ... got 'drop'", "Pass --batch-elements")),
         (

@@ -176,8 +176,8 @@ def test_the_target_of_a_forecast_is_the_next_element() -> None:
 @given(longest=st.integers(1, 7))
 def test_pieces_are_those_of_a_limit_that_splits(kind: str, longest: int) -> None:
     data = dataset_of(per_element=kind == "tag", targets=kind != "nothing")
-    pieces = data.cut(longest)
-    batches = BatchSampler(data.lengths, BatchLimit(elements=longest, too_long="split"))
+    pieces = data.chunk(longest)
+    batches = BatchSampler(data.lengths, BatchLimit(elements=longest, too_long="chunk"))
     assert sorted(row for batch in batches for row in batch) == list(range(len(pieces)))
     place = 0
     for row in range(len(data)):
@@ -198,14 +198,14 @@ def test_a_preprocessor_is_fitted_and_applied_before_sequences_are_cut() -> None
     data = read([[1.0, 5.0], [2.0]], labels=["a", "b"])
     fitted = Preprocessor.fit(data, task="classify")
     for use in (fitted.apply, partial(Preprocessor.fit, task="classify"), attrgetter("offsets")):
-        words = ["data must be whole sequences", "then cut; rl.fit cuts with too_long='split'"]
-        refused(words, use, data.cut(1).subset([2, 0]), error=ArgumentError)
+        words = ["data must be whole sequences", "then cut; rl.fit cuts with too_long='chunk'"]
+        refused(words, use, data.chunk(1).subset([2, 0]), error=ArgumentError)
 
 
 def test_pieces_of_a_forecast_predict_within_themselves() -> None:
     pieces = of_tensors(
         torch.arange(8), torch.from_numpy(offsets_of([3, 1, 4])), forecast=True
-    ).cut(2)
+    ).chunk(2)
     assert pairs_of(pieces) == [([0, 1], [1, 2]), ([], []), ([4, 5], [5, 6]), ([], [])]
     assert max(pieces.lengths) == 2
 

@@ -31,19 +31,19 @@ def _chunks(**others: Any) -> Callable[[], TBPTTSampler]:
 
 _SAMPLERS: dict[str, Callable[[], Epochs[Any]]] = {
     "random": _batches(BatchLimit(sequences=9), EpochOrder.random()),
-    "grouped": _batches(BatchLimit(elements=120), EpochOrder.grouped(pool=2)),
-    "padded": _batches(BatchLimit(padded=150), EpochOrder.grouped(pool=2, noise=0.3)),
+    "bucketed": _batches(BatchLimit(elements=120), EpochOrder.bucketed(pool=2)),
+    "padded": _batches(BatchLimit(padded=150), EpochOrder.bucketed(pool=2, noise=0.3)),
     "sorted": _batches(BatchLimit(elements=120), EpochOrder.sorted()),
     "windows": _batches(BatchLimit(sequences=7), EpochOrder.windows(20)),
     "dropped": _batches(BatchLimit(elements=25, too_long="drop"), EpochOrder.random()),
     "largest first": _batches(
-        BatchLimit(elements=120), EpochOrder.grouped(pool=2), largest_first=True
+        BatchLimit(elements=120), EpochOrder.bucketed(pool=2), largest_first=True
     ),
     "one batch": _batches(BatchLimit(sequences=60), EpochOrder.random(), largest_first=True),
-    "a rank": _batches(BatchLimit(elements=120), EpochOrder.random(), ranks=3, rank=2),
+    "a rank": _batches(BatchLimit(elements=120), EpochOrder.random(), num_replicas=3, rank=2),
     "chunks": _chunks(),
     "chunks in order": _chunks(shuffle=False),
-    "chunks of a rank": _chunks(ranks=2, rank=1),
+    "chunks of a rank": _chunks(num_replicas=2, rank=1),
 }
 _each_sampler = pytest.mark.parametrize("name", _SAMPLERS)
 
@@ -147,6 +147,7 @@ def test_a_state_of_an_earlier_version_at_the_end_of_an_epoch(name: str) -> None
         pools = len(sampler._epoch().pools)
         state |= {"pool": pools, "before": count}
     sampler.load_state_dict(_stored(state))
+    assert sampler.epoch == 1
     assert (sampler.state_dict()["epoch"], sampler.state_dict()["done"]) == (1, 0)
     assert _epochs(sampler, 1) == expected[1:]
     with pytest.raises(ArgumentError, match="done"):
@@ -155,7 +156,7 @@ def test_a_state_of_an_earlier_version_at_the_end_of_an_epoch(name: str) -> None
 
 def test_a_state_beyond_its_pool_is_refused() -> None:
     """It would continue at another batch, or at none."""
-    make = _SAMPLERS["grouped"]
+    make = _SAMPLERS["bucketed"]
     whole = make()
     state = whole.state_dict(3)
     assert state["pool"] > 0
@@ -170,7 +171,7 @@ def test_a_state_beyond_its_pool_is_refused() -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_end_of_an_epoch_with_the_workers_of_a_loader(workers: int) -> None:
     data = [torch.full((length, 1), float(place)) for place, length in enumerate(_LENGTHS)]
-    make = _batches(BatchLimit(sequences=9), EpochOrder.grouped(pool=2))
+    make = _batches(BatchLimit(sequences=9), EpochOrder.bucketed(pool=2))
     expected = [[sorted(batch) for batch in epoch] for epoch in _epochs(make(), 3)]
 
     def loaded(sampler: BatchSampler) -> Iterator[list[int]]:
@@ -195,8 +196,8 @@ def test_the_end_of_an_epoch_with_the_workers_of_a_loader(workers: int) -> None:
 
 
 def test_ranks_end_their_epochs_together() -> None:
-    limit, order = BatchLimit(elements=200), EpochOrder.grouped(pool=2)
-    first = [BatchSampler(_LENGTHS, limit, order, ranks=2, rank=rank) for rank in (0, 1)]
+    limit, order = BatchLimit(elements=200), EpochOrder.bucketed(pool=2)
+    first = [BatchSampler(_LENGTHS, limit, order, num_replicas=2, rank=rank) for rank in (0, 1)]
     states = []
     for sampler in first:
         list(sampler)
@@ -204,7 +205,7 @@ def test_ranks_end_their_epochs_together() -> None:
     assert states[0] == states[1]
     rows: list[int] = []
     for rank in range(3):
-        sampler = BatchSampler(_LENGTHS, limit, order, ranks=3, rank=rank)
+        sampler = BatchSampler(_LENGTHS, limit, order, num_replicas=3, rank=rank)
         sampler.load_state_dict(states[0])
         rows += chain.from_iterable(sampler)
     assert sorted(rows) == list(range(len(_LENGTHS)))

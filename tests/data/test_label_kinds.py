@@ -43,7 +43,7 @@ def _refused(files: list[Path], columns: Columns, kinds: tuple[str, str], out: P
     """Both ways to read several files name both, and both kinds."""
     before, after = (re.escape(str(file)) for file in files)
     words = rf"{after}.* must be .*, got labels that are {kinds[1]}.*, after {kinds[0]} in {before}"
-    for on_bad_row in ("fail", "skip"):
+    for on_bad_row in ("raise", "skip"):
         with pytest.raises(DataError, match=words):
             convert(files, out, columns, on_bad_row=on_bad_row, overwrite=True)
     with pytest.raises(DataError, match=words):

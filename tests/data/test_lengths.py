@@ -59,19 +59,19 @@ def test_the_fill_of_batches_of_known_lengths() -> None:
     known = {(one.batch_size, one.order): one.density for one in densities(np.array([1, 9] * 32))}
     assert {size for size, _ in known} == {8, 16, 32, 64}
     assert known[64, "random"] == known[64, "sorted"] == 320 / 576
-    assert known[8, "sorted"] == known[8, "grouped"] == 1.0
+    assert known[8, "sorted"] == known[8, "bucketed"] == 1.0
     assert 0.5 < known[8, "random"] < 0.7
 
 
 def test_the_examples_are_the_worst_the_median_and_the_best() -> None:
     lengths = np.random.default_rng(2).integers(0, 50, 64 * 9 + 5)
-    for grouped in (False, True):
-        worst, median, best = examples(lengths, 64, grouped=grouped)
+    for bucketed in (False, True):
+        worst, median, best = examples(lengths, 64, bucketed=bucketed)
         assert (worst.name, median.name, best.name) == ("worst", "median", "best")
         assert worst.density < median.density < best.density
         for one in (worst, median, best):
             assert len(one.lengths) == 64
             assert one.density == sum(one.lengths) / (64 * max(one.lengths))
             assert list(one.lengths) == sorted(one.lengths, reverse=True)
-    (single,) = examples(np.array([3, 0]), 8, grouped=False)
+    (single,) = examples(np.array([3, 0]), 8, bucketed=False)
     assert single.lengths == (3, 0)

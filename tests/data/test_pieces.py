@@ -197,7 +197,7 @@ def test_errors_of_all_rows_or_of_the_file_are_raised(tmp_path: Path) -> None:
     cut = (tmp_path / "a.parquet").read_bytes()
     (tmp_path / "a.parquet").write_bytes(cut[: len(cut) // 2])
     refused(["a.parquet"], read, tmp_path / "a.parquet", on_bad_row="skip")
-    refused(["one of fail, skip"], read, path, on_bad_row="drop", error=ArgumentError)
+    refused(["one of raise, skip"], read, path, on_bad_row="drop", error=ArgumentError)
 
 
 @pytest.mark.parametrize("bad", [0, 7, 23])

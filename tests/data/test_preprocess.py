@@ -228,7 +228,7 @@ def test_data_that_a_preprocessor_cannot_learn_from() -> None:
     refused(["no labels"], Preprocessor.fit, tokens(["a"]), task="classify")
     refused(["no label for each element"], Preprocessor.fit, tokens(["a"]), task="tag")
     with pytest.raises(
-        ArgumentError, match=r"missing must be .*error, zero, forward.*, got 'mean'"
+        ArgumentError, match=r"missing must be .*raise, zero, forward.*, got 'mean'"
     ):
         Preprocessor.fit(features(), task="classify", missing="mean")
     refused(
@@ -249,7 +249,7 @@ def test_json_round_trip(kind: str) -> None:
         records = tokens(["a é", "\U0001f642"], labels=("x", "y"))
     elif kind == "tags":
         records, task = tokens(["a b"], tags=np.array(["N", "V"], dtype=object)), "tag"
-    fitted = Preprocessor.fit(records, task=task, missing="error" if kind == "tags" else "zero")
+    fitted = Preprocessor.fit(records, task=task, missing="raise" if kind == "tags" else "zero")
     again = Preprocessor.from_config(json.loads(json.dumps(fitted.to_config(), allow_nan=False)))
     assert again == fitted
     assert torch.equal(
@@ -257,7 +257,7 @@ def test_json_round_trip(kind: str) -> None:
     )
 
 
-@pytest.mark.parametrize("missing", ["error", "zero"])
+@pytest.mark.parametrize("missing", ["raise", "zero"])
 def test_sequences_of_length_0_go_with_every_kind(missing: str) -> None:
     nothing = [
         dataset(np.zeros((0, 1), np.float32), offsets_of([0, 0]), channels=("other",)),

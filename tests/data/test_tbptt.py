@@ -94,7 +94,11 @@ def test_ranks_share_the_streams(
 ) -> None:
     whole = list(TBPTTSampler(numbered(lengths), batch_size, steps, seed=2))
     shares = [
-        list(TBPTTSampler(numbered(lengths), batch_size, steps, seed=2, ranks=ranks, rank=rank))
+        list(
+            TBPTTSampler(
+                numbered(lengths), batch_size, steps, seed=2, num_replicas=ranks, rank=rank
+            )
+        )
         for rank in range(ranks)
     ]
     assert {len(share) for share in shares} == {len(whole)}
@@ -219,7 +223,7 @@ def test_inputs_that_want_gradients_get_them() -> None:
         (numbered([1]), {"steps": 0}, ArgumentError, "steps must be .*got 0"),
         (numbered([1]), {"steps": 1.0}, ArgumentTypeError, "steps must be .*got 1.0"),
         (numbered([1]), {"batch_size": 0}, ArgumentError, "batch_size must be .*got 0"),
-        (numbered([1]), {"ranks": 2, "rank": 2}, ArgumentError, "rank must be .*got 2"),
+        (numbered([1]), {"num_replicas": 2, "rank": 2}, ArgumentError, "rank must be .*got 2"),
         (torch.ones(3, 2), {}, ArgumentTypeError, "a list of samples"),
         ([1.0, 2.0], {}, ArgumentTypeError, "data must be .*got samples of type float"),
         ([(torch.ones(2), "label")], {}, ArgumentTypeError, "targets must be .*got a list"),

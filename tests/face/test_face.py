@@ -234,3 +234,24 @@ def check_flat(expression: str, kind: str) -> None:
     if isinstance(result, Exception):
         raise result
     compare(parts_of(result), parts_of(expected), ours, theirs)
+
+
+@pytest.mark.parametrize("lengths", [[2, 0, 3], [1, 1, 1]])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda out, labels: F.cross_entropy(out, labels),
+        lambda out, labels: nn.CrossEntropyLoss()(out, labels),
+        lambda out, labels: F.nll_loss(out, labels),
+        lambda out, labels: F.mse_loss(out, labels[:, None].expand(-1, 4).double()),
+        lambda out, labels: F.l1_loss(out, labels[:, None, None].expand(-1, 1, 4).double()),
+        lambda out, labels: rl.nn.losses.cross_entropy(out, labels),
+        lambda out, labels: rl.nn.losses.huber_loss(out, labels.double()),
+    ],
+)
+def test_labels_of_sequences_do_not_meet_steps(call: Any, lengths: list[int]) -> None:
+    """A forgotten last() would train silently, also where each sequence has one step."""
+    rows = torch.randn(sum(lengths), 4, dtype=torch.float64)
+    out = rl.Ragged.from_flat(rows, lengths=lengths)
+    with pytest.raises(RaglaneError, match=r"last\(\) or a pooling"):
+        call(out, torch.tensor([0, 2, 1]))

@@ -196,15 +196,15 @@ def test_the_command_follows_the_recommendation() -> None:
     best = found.plan.best
     assert (
         (found.settings.batch_size, found.settings.bucket)
-        == (best.batch_size, best.grouped)
+        == (best.batch_size, best.bucketed)
         == (256, True)
     )
     options = "--hidden-size 32 --batch-size 256 --bucket --missing zero --threads 2"
     assert found.command == f"raglane train 'my data.csv' {options}"
     plain = recommended(
-        Settings(bucket=True), replace(best, grouped=False), replace(_contents(), features=())
+        Settings(bucket=True), replace(best, bucketed=False), replace(_contents(), features=())
     )
-    assert (plain.bucket, plain.missing) == (False, "error")
+    assert (plain.bucket, plain.missing) == (False, "raise")
 
 
 def test_json_is_strict_and_says_what_was_found() -> None:
@@ -348,19 +348,19 @@ def test_percentiles_are_lengths_that_so_many_do_not_exceed() -> None:
 
 def test_rows_of_batch_sizes_are_those_of_the_recommended_way(found: Inspection) -> None:
     sizes = [8, 16, 32, 64, 128, 256]
-    assert [(row.batch_size, row.grouped) for row in found.spreads] == [
+    assert [(row.batch_size, row.bucketed) for row in found.spreads] == [
         (n, g) for n in sizes for g in (False, True)
     ]
     assert {row.way for row in found.spreads} == {found.plan.best.way}
 
 
 def test_examples_are_of_the_recommended_batches(found: Inspection) -> None:
-    assert found.plan.best.grouped
+    assert found.plan.best.bucketed
     assert found.examples == examples(
-        CONTENTS.lengths, found.plan.best.batch_size or 0, grouped=True
+        CONTENTS.lengths, found.plan.best.batch_size or 0, bucketed=True
     )
     assert found.examples != examples(
-        CONTENTS.lengths, found.plan.best.batch_size or 0, grouped=False
+        CONTENTS.lengths, found.plan.best.batch_size or 0, bucketed=False
     )
 
 
@@ -422,7 +422,7 @@ def test_the_page_marks_the_best_and_says_what_waiting_costs(
     best = found.plan.best
     marked = re.findall(r'<tr class="best">(.*?)</tr>', tables)
     assert len(marked) == 1
-    assert "256 sequences, grouped" in marked[0]
+    assert "256 sequences, bucketed" in marked[0]
     assert f"as recommended {best.rank_spread - 1:.0%} more." in tables
     waits = _table(tables, "Time of a step relative to the mean of its processes")
     assert [row[2] for row in waits] == [f"{row.rank_spread:.2f}" for row in found.spreads]
@@ -431,7 +431,7 @@ def test_the_page_marks_the_best_and_says_what_waiting_costs(
 def test_charts_have_the_numbers_of_the_rows(found: Inspection) -> None:
     steps = [one for one in _values(charts.steps(found.spreads)) if "ms" in one]
     for row in found.spreads:
-        order = "grouped" if row.grouped else "random"
+        order = "bucketed" if row.bucketed else "random"
         times = {
             one["time"]: one["ms"]
             for one in steps
@@ -442,7 +442,9 @@ def test_charts_have_the_numbers_of_the_rows(found: Inspection) -> None:
     assert {
         (one["size"], one["order"]): one["more"] for one in _values(charts.spreads(found.spreads))
     } == {
-        (row.batch_size, "grouped" if row.grouped else "random"): pytest.approx(row.rank_spread - 1)
+        (row.batch_size, "bucketed" if row.bucketed else "random"): pytest.approx(
+            row.rank_spread - 1
+        )
         for row in found.spreads
     }
 

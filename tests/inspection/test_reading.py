@@ -226,7 +226,7 @@ def test_rows_of_a_parquet_file_that_are_bad_are_left_out_where_that_is_asked_fo
         Columns(sequence="seq", label="label"),
         None,
         Progress(),
-        "fail",
+        "raise",
     )
 
 

@@ -21,7 +21,7 @@ def batch_of(lengths: list[int], features: int, dtype: torch.dtype = torch.float
 def twins(
     features: int, heads: int, width: int, **options: Any
 ) -> tuple[rl.nn.Attention, torch.nn.MultiheadAttention]:
-    layer = rl.nn.Attention(features, heads, memory_features=width, dtype=torch.float64, **options)
+    layer = rl.nn.Attention(features, heads, kdim=width, dtype=torch.float64, **options)
     options.pop("causal", None)
     sizes = {} if width == features else {"kdim": width, "vdim": width}
     other = torch.nn.MultiheadAttention(
@@ -225,9 +225,9 @@ def test_the_kernel_of_a_gpu(causal: bool, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ArgumentError, match="divisor of features, 5"):
+    with pytest.raises(ArgumentError, match="divisor of embed_dim, 5"):
         rl.nn.Attention(5, 2)
-    layer = rl.nn.Attention(4, 2, memory_features=3)
+    layer = rl.nn.Attention(4, 2, kdim=3)
     query, memory = batch_of([2, 1], 4, torch.float32), batch_of([1, 5], 3, torch.float32)
     for own, given, error, says in (
         (layer, (query.values,), ArgumentTypeError, "query must be a Ragged"),
@@ -235,7 +235,7 @@ def test_wrong_arguments() -> None:
         (layer, (query, memory[:1]), ShapeError, "memory must be a batch of 2 sequences"),
         (layer, (query, memory.map(torch.Tensor.double)), ShapeError, "dtype"),
         (
-            rl.nn.Attention(4, 2, memory_features=3, causal=True),
+            rl.nn.Attention(4, 2, kdim=3, causal=True),
             (query, memory),
             ShapeError,
             "memory",

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import raglane as rl
 from own_cells import Whole
 from raglane import Ragged
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.nn import GRU, Recurrent, SequenceEncoder
 from raglane.nn.encoder import LAYERS
 from raglane.nn.pooling import POOLINGS
+from raglane.training.settings import Settings
 
 LENGTHS = [4, 0, 1, 6, 2]
 D, H, TOKENS = 3, 4, 11
@@ -51,13 +53,12 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
 @pytest.mark.parametrize("embedding", [None, 5])
 @pytest.mark.parametrize("pooling", ["final", *POOLINGS, None])
 def test_encoders_by_hand(
-    pooling: str | None, embedding: int | None, bidirectional: bool, device: Any
+    pooling: Any, embedding: int | None, bidirectional: bool, device: Any
 ) -> None:
-    size = D if embedding is None else TOKENS
     encoder = SequenceEncoder(
-        size,
+        embedding or D,
         H,
-        embedding=embedding,
+        num_embeddings=None if embedding is None else TOKENS,
         pooling=pooling,
         num_layers=2,
         bidirectional=bidirectional,
@@ -80,7 +81,7 @@ def test_encoders_by_hand(
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("cell", LAYERS)
-def test_every_cell_learns(cell: str, layer_norm: bool, device: Any) -> None:
+def test_every_cell_learns(cell: Any, layer_norm: bool, device: Any) -> None:
     if layer_norm and cell not in ("lstm", "gru"):
         with pytest.raises(
             ArgumentError, match=r"cell must be .*one of lstm, gru with layer_norm=True.*, got "
@@ -143,10 +144,15 @@ def test_user_defined_layers(device: Any) -> None:
         ({"cell": "mingru", "state_dropout": 0.2}, None, ArgumentError, "state_dropout"),
         ({}, torch.zeros(2, 3), ArgumentTypeError, "batch must be .*got a Tensor"),
         ({}, Ragged([torch.zeros(2, 5)]), ShapeError, "input_size = 3"),
-        ({"embedding": 4}, Ragged([torch.zeros(2, 3)]), ArgumentTypeError, "tokens"),
-        ({"embedding": 4}, Ragged([torch.zeros(2, 3).long()]), ShapeError, "one token per element"),
+        ({"num_embeddings": 3}, Ragged([torch.zeros(2, 3)]), ArgumentTypeError, "tokens"),
         (
-            {"embedding": 4, "input_size": 2},
+            {"num_embeddings": 3},
+            Ragged([torch.zeros(2, 3).long()]),
+            ShapeError,
+            "one token per element",
+        ),
+        (
+            {"num_embeddings": 2, "input_size": 4},
             Ragged([[1, 2], [3]]),
             ArgumentError,
             "tokens from 1 to 3",
@@ -158,10 +164,24 @@ def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError],
         SequenceEncoder(**{"input_size": D, "hidden_size": H} | options)(batch)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("LSTM", rl.nn.LSTM),
+        ("PeepholeLSTM", rl.nn.PeepholeLSTM),
+        ("Coupled_lstm", rl.nn.CoupledLSTM),
+    ],
+)
+def test_a_cell_is_named_as_its_class_or_in_lower_case(name: Any, kind: type) -> None:
+    assert type(SequenceEncoder(D, H, name).recurrent) is kind
+    assert type(SequenceEncoder(D, H, name.lower()).recurrent) is kind
+    assert Settings(cell=name) == Settings(cell=name.lower())
+
+
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("pooling", ["final", *POOLINGS, None])
 def test_dropout_of_every_pooling_is_for_training_only(
-    pooling: str | None, num_layers: int, device: Any
+    pooling: Any, num_layers: int, device: Any
 ) -> None:
     """In evaluation, results are those of the same network without dropout."""
     batch = _floats(device)

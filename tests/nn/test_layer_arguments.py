@@ -131,7 +131,7 @@ def test_the_seed_decides_the_weights(kind: Kind) -> None:
         rl.nn.GRU(D, H, initial_state="lengths"),
         rl.nn.Recurrent(nn.GRUCell, D, H, initial_state="learned"),
         rl.nn.CausalConv1d(D, H, 2),
-        rl.nn.Attention(H, memory_features=D),
+        rl.nn.Attention(H, kdim=D),
         rl.nn.AttentionDecoder(5, memory_size=D, hidden_size=H, attention="location"),
     ],
 )

@@ -125,9 +125,9 @@ def test_the_simpler_of_equally_fast_settings_is_advised(monkeypatch: pytest.Mon
 
     make_up(monkeypatch, flat)
     best = _plan().best
-    assert (best.backend, best.threads, best.grouped, best.batch_size) == ("cpu", 1, False, 8)
+    assert (best.backend, best.threads, best.bucketed, best.batch_size) == ("cpu", 1, False, 8)
     more = replace(ROW, threads=2)
-    assert advice._best([replace(ROW, grouped=True), more], 1e9) is more
+    assert advice._best([replace(ROW, bucketed=True), more], 1e9) is more
     assert (
         advice._best([replace(more, batch_size=4), few := replace(ROW, train_seconds=1.01e-3)], 1e9)
         is few
@@ -230,7 +230,10 @@ def test_why_compares_with_the_fastest_of_torch_in_the_table(
     rows.append(replace(near, train_seconds=3.5))
     for best in (found.best, found.best_by_elements):
         why = words.why(replace(best, train_seconds=1), rows, 1)
-        order, other = "grouped" if near.grouped else "random", ", bfloat16" * (dtype == "bfloat16")
+        order, other = (
+            "bucketed" if near.bucketed else "random",
+            ", bfloat16" * (dtype == "bfloat16"),
+        )
         assert (
             f", 3.5 times as fast as the fastest of torch ({near.schedule}, {order}, {near.limit}{other})"
             in why
@@ -334,10 +337,10 @@ def test_a_picture_has_a_line_for_each_pair(machine: list[Measured]) -> None:
     axes = found.plot().axes[0]
     lines = {line.get_label(): line for line in axes.lines}
     pairs = {f"{row.backend} {row.schedule}" for row in found.rows}
-    assert set(lines) == pairs | {f"{pair}, grouped" for pair in pairs}
+    assert set(lines) == pairs | {f"{pair}, bucketed" for pair in pairs}
     drawn = dict(np.asarray(lines["cpu lanes"].get_xydata()).tolist())
     mine = [
-        row for row in found.rows if row.backend == "cpu" and row.threads == 2 and not row.grouped
+        row for row in found.rows if row.backend == "cpu" and row.threads == 2 and not row.bucketed
     ]
     assert drawn == {row.batch_size: row.rank_seconds for row in mine if row.batch_size}
     assert np.asarray(axes.collections[0].get_offsets()).tolist() == [
@@ -347,11 +350,11 @@ def test_a_picture_has_a_line_for_each_pair(machine: list[Measured]) -> None:
 
 
 def test_a_row_in_words() -> None:
-    row = replace(ROW, backend="torch", schedule="padded", grouped=True, threads=2, waste=250)
+    row = replace(ROW, backend="torch", schedule="padded", bucketed=True, threads=2, waste=250)
     row = replace(
         row, train_range=(1.41, 1.52), infer_range=(0.2469, 0.25), step_p90=2e-2, peak_bytes=5 << 20
     )
-    told = ("1.4 to 1.6 s", "240 to 250 ms", "20.0 ms", "8 sequences, grouped", "5.0 MB")
+    told = ("1.4 to 1.6 s", "240 to 250 ms", "20.0 ms", "8 sequences, bucketed", "5.0 MB")
     assert words.fields(row) == ("torch", "padded", *told, "float32", "2", "1,000", "25%")
     assert words.fields(replace(row, elements=0, waste=0))[-1] == "0%"
     times = [words.seconds_in_words(seconds) for seconds in (7200.0, 90.0, 1.234, 9.99e-3)]
@@ -385,8 +388,8 @@ def test_why_looks_at_larger_batches_of_the_same_way(machine: list[Measured]) ->
         replace(row, backend="reference"),
     ]
     others += [replace(row, batch_size=None, batch_elements=80, train_seconds=1.05)]
-    why = words.why(row, [row, *larger, *others, replace(row, grouped=True, train_seconds=2.0)], 1)
-    told = "An epoch of training takes 0.91 to 1.1 s, grouping by length would take 2.00 of that, larger batches 1.25."
+    why = words.why(row, [row, *larger, *others, replace(row, bucketed=True, train_seconds=2.0)], 1)
+    told = "An epoch of training takes 0.91 to 1.1 s, bucketing would take 2.00 of that, larger batches 1.25."
     assert why == told
     spread = replace(row, rank_spread=1.5, train_seconds=7)
     assert words.why(spread, [spread], 3).endswith(

@@ -385,7 +385,7 @@ def test_other_cells_are_built_like_the_layer(compared: dict[str, Any]) -> None:
     assert compared["ran"][-1] == (("padded", "torch"), 2, "train", torch.bfloat16)
     lengths = torch.arange(1, 49)
     rows.compare_cells(rl.nn.GRU(3, 4), lengths, ROW)
-    batches = epoch_of(lengths, ROW.limit, grouped=False).batches
+    batches = epoch_of(lengths, ROW.limit, bucketed=False).batches
     below = [batch for batch in batches if batch.sum() < compared["lengths"].sum()]
     assert any(torch.equal(compared["lengths"], batch) for batch in batches)
     assert len(below) == len(batches) // 2 == 3
@@ -406,17 +406,17 @@ def _total(epoch: Epoch) -> float:
 def test_every_sequence_comes_once() -> None:
     limits = [BatchLimit(sequences=size) for size in (8, 500, 10_000)]
     for limit in (*limits, BatchLimit(elements=300, too_long="alone")):
-        for grouped in (False, True):
-            epoch = epoch_of(RANDOM, limit, grouped=grouped)
+        for bucketed in (False, True):
+            epoch = epoch_of(RANDOM, limit, bucketed=bucketed)
             assert epoch.elements == int(RANDOM.sum())
             assert _total(epoch) == pytest.approx(epoch.elements)
             if len(epoch.batches) == epoch.count:
                 assert torch.equal(torch.cat(epoch.batches).sort().values, RANDOM.sort().values)
                 assert epoch.padded == sum(len(batch) * int(batch.max()) for batch in epoch.batches)
     for limit in (BatchLimit(sequences=16), BatchLimit(elements=320)):
-        for grouped, order in ((False, EpochOrder.random()), (True, EpochOrder.grouped())):
+        for bucketed, order in ((False, EpochOrder.random()), (True, EpochOrder.bucketed())):
             wanted = BatchSampler(RANDOM, limit, order)
-            epoch = epoch_of(RANDOM, limit, grouped=grouped)
+            epoch = epoch_of(RANDOM, limit, bucketed=bucketed)
             assert epoch.count == len(wanted)
             assert [batch.tolist() for batch in epoch.batches] == [
                 RANDOM[batch].tolist() for batch in wanted
@@ -425,8 +425,8 @@ def test_every_sequence_comes_once() -> None:
 
 def test_the_longest_is_in_a_sample() -> None:
     lengths = torch.cat((torch.ones(5000, dtype=torch.int64), torch.tensor([900])))
-    for grouped in (False, True):
-        epoch = epoch_of(lengths, BatchLimit(sequences=8), grouped=grouped)
+    for bucketed in (False, True):
+        epoch = epoch_of(lengths, BatchLimit(sequences=8), bucketed=bucketed)
         assert len(epoch.batches) < epoch.count
         assert max(int(batch.max()) for batch in epoch.batches) == 900
         weights = {

@@ -299,7 +299,7 @@ def test_waste_is_what_cost_counts_for_the_batches_of_the_loader() -> None:
     for size, place in ((4, 0), (32, 1)):
         epochs = {
             "bucketed": BatchSampler(
-                lengths, BatchLimit(sequences=size), EpochOrder.grouped(), seed=3
+                lengths, BatchLimit(sequences=size), EpochOrder.bucketed(), seed=3
             ),
             "sorted": BatchSampler(lengths, BatchLimit(sequences=size), EpochOrder.sorted()),
         }

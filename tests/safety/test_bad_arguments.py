@@ -210,7 +210,7 @@ def calls_of_data() -> list[Call]:
         "mean": (0.0,),
         "std": (1.0,),
     }
-    learned: dict[str, Any] = {"task": "classify", "missing": "error", "standardize": True}
+    learned: dict[str, Any] = {"task": "classify", "missing": "raise", "standardize": True}
     return [
         partial(rl.collate, samples=[VALUES]),
         partial(lambda sample: rl.collate([sample, sample]), sample=VALUES),
@@ -229,9 +229,9 @@ def calls_of_data() -> list[Call]:
         partial(lambda index: data[index], index=0),
         partial(data.subset, index=[0]),
         partial(split, data=data, fraction=0.5, seed=0, stratify=True),
-        partial(data.cut, longest=1),
+        partial(data.chunk, longest=1),
         partial(read, source=__file__, columns=None, format="csv"),
-        partial(Preprocessor, **scaling, vocabulary=None, labels=("a",), missing="error"),
+        partial(Preprocessor, **scaling, vocabulary=None, labels=("a",), missing="raise"),
         partial(Preprocessor.fit, data=data, **learned, max_vocabulary=3, minimum_count=1),
         partial(fitted.apply, data=data, require_targets=True),
         partial(Preprocessor.from_config, config=fitted.to_config()),
@@ -243,14 +243,18 @@ def calls_of_batches() -> list[Call]:
     batches = BatchSampler([1, 2], limit)
     sampler: dict[str, Any] = {
         "lengths": [1, 2],
-        "limit": limit,
+        "batch_size": 1,
         "order": EpochOrder.random(),
-        "ranks": 2,
+        "max_elements": 2,
+        "max_padded": 3,
+        "too_long": "drop",
+        "bucket": False,
+        "num_replicas": 2,
         "rank": 1,
     }
     return [
         partial(BatchLimit, sequences=1, elements=2, padded=3, too_long="drop"),
-        partial(EpochOrder.grouped, pool=2, noise=0.1),
+        partial(EpochOrder.bucketed, pool=2, noise=0.1),
         partial(EpochOrder.windows, sequences=2, by_length=True, noise=0.1),
         partial(
             lambda **given: list(BatchSampler(**given)), **sampler, seed=0, largest_first=False
@@ -308,7 +312,7 @@ def calls_of_nn() -> list[Call]:
         partial(rl.nn.Pooling("mean"), batch=one),
         partial(rl.nn.AttentionPooling, embed_dim=4, num_heads=2, bias=True),
         partial(rl.nn.AttentionPooling(4), batch=four),
-        partial(rl.nn.Attention, features=4, heads=2, memory_features=3, dropout=0.1),
+        partial(rl.nn.Attention, embed_dim=4, num_heads=2, kdim=3, dropout=0.1),
         partial(rl.nn.Attention(4), query=four, memory=four),
         partial(rl.nn.CRF, num_tags=4),
         partial(crf, emissions=four, tags=tags, reduction="mean"),

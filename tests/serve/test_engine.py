@@ -159,7 +159,7 @@ def test_frames_are_copied() -> None:
 
 @pytest.mark.parametrize("tokens", [[-1], [10], [3, 10]])
 def test_tokens_out_of_range(tokens: list[int]) -> None:
-    engine = Engine(rl.nn.SequenceEncoder(10, 4, embedding=3).eval(), slots=1)
+    engine = Engine(rl.nn.SequenceEncoder(3, 4, num_embeddings=10).eval(), slots=1)
     with pytest.raises(ArgumentError, match="tokens from 0 to 9"):
         engine.open().push(torch.tensor(tokens))
 

@@ -157,7 +157,7 @@ def test_random_schedules(seed: int) -> None:
 
 def test_tokens() -> None:
     torch.manual_seed(0)
-    encoder = rl.nn.SequenceEncoder(50, 8, "lstm", embedding=5, pooling="mean").eval()
+    encoder = rl.nn.SequenceEncoder(5, 8, "lstm", num_embeddings=50, pooling="mean").eval()
     data = [torch.randint(0, 50, (n,)) for n in (0, 1, 7, 4)]
     found = served(Engine(encoder, slots=6), data)
     with torch.no_grad():
@@ -195,7 +195,7 @@ def test_weights_are_copied(has_tokens: bool) -> None:
 def test_the_digest_depends_on_every_weight() -> None:
     for model in (
         made("skips"),
-        rl.nn.SequenceEncoder(50, 8, embedding=5, initial_state="learned").eval(),
+        rl.nn.SequenceEncoder(5, 8, num_embeddings=50, initial_state="learned").eval(),
     ):
         found = {Engine(model, slots=1).digest}
         for part in model.parameters():

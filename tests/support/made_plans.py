@@ -33,21 +33,21 @@ def make_plan(
     fresh: bool = False,
     progress: Callable[[float], object] = lambda _: None,
 ) -> Plan:
-    """Make a plan like ``rl.plan``; the best batch has 256 grouped sequences, or all of fewer."""
+    """Make a plan like ``rl.plan``; the best batch has 256 bucketed sequences, or all of fewer."""
     known = lengths.numpy()
     progress(0.5)
     progress(1.0)
     sizes = [size for size in _SIZES if size <= len(known)] or [len(known)]
     rows = [
-        _row(known, size, grouped, *way, ranks=ranks)
+        _row(known, size, bucketed, *way, ranks=ranks)
         for way in _WAYS
         for size in sizes
-        for grouped in (False, True)
+        for bucketed in (False, True)
     ]
     rows.sort(key=lambda row: row.rank_seconds)
     size = 256 if 256 in sizes else sizes[-1]
     best = next(
-        row for row in rows if row.backend == "cpu" and row.batch_size == size and row.grouped
+        row for row in rows if row.backend == "cpu" and row.batch_size == size and row.bucketed
     )
     others = {"IndRNN": 0.42, "GRU": 0.81}
     tail = "3 of 1,000 sequences are longer than 900 steps: padded they cost 61.0% of the time, as recommended 4.1%."
@@ -71,7 +71,7 @@ def make_plan(
 def _row(
     lengths: Any,
     size: int,
-    grouped: bool,
+    bucketed: bool,
     backend: str,
     schedule: str,
     cost: float,
@@ -80,7 +80,7 @@ def _row(
     ranks: int,
 ) -> Row:
     """Make a row for batches of sequences in their order, or sorted by length."""
-    ordered = np.sort(lengths) if grouped else lengths
+    ordered = np.sort(lengths) if bucketed else lengths
     batches = [ordered[start : start + size] for start in range(0, len(ordered), size)]
     real = int(lengths.sum())
     elements = [int(len(batch) * batch.max() if pads else batch.sum()) for batch in batches]
@@ -91,7 +91,7 @@ def _row(
         schedule,
         size,
         None,
-        grouped,
+        bucketed,
         "float32",
         2,
         batches=len(batches),
@@ -106,7 +106,7 @@ def _row(
         step_max=float(steps.max()),
         peak_bytes=4096 * max(elements),
         is_rough=False,
-        rank_spread=1.0 if ranks == 1 else 1.0 + 0.02 * ranks + (0.3 if grouped else 0.1),
+        rank_spread=1.0 if ranks == 1 else 1.0 + 0.02 * ranks + (0.3 if bucketed else 0.1),
     )
 
 

@@ -27,7 +27,7 @@ from small_runs import QUICK, small_records
 
 
 @pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
-@pytest.mark.parametrize("missing", ["error", "forward"])
+@pytest.mark.parametrize("missing", ["raise", "forward"])
 def test_predictions_are_those_of_the_model(tmp_path: Path, task: str, missing: str) -> None:
     records = small_records(25)
     if missing == "forward":

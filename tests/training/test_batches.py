@@ -68,7 +68,7 @@ def test_batch_against_slices(task: str, lengths: list[int], data: st.DataObject
         (
             Settings(batch_size=8, seed=3, bucket=True),
             BatchLimit(sequences=8),
-            EpochOrder.grouped(),
+            EpochOrder.bucketed(),
         ),
         (Settings(batch_elements=90, seed=3), BatchLimit(elements=90), EpochOrder.random()),
         (

@@ -57,7 +57,7 @@ def test_batches_are_those_of_the_plan(data: Path, planned: dict[str, Any]) -> N
     found = planned["found"]
     assert (settings.batch_size, settings.bucket, why) == (
         found.best.batch_size,
-        found.best.grouped,
+        found.best.bucketed,
         found.why,
     )
     assert planned["lengths"].tolist() == [i % 7 + 1 for i in range(160)]
@@ -66,7 +66,10 @@ def test_batches_are_those_of_the_plan(data: Path, planned: dict[str, Any]) -> N
     assert {row.backend for row in found.rows} == {"cpu"}
     settings, why = plan_batches(replace(chosen, batch_elements=9), training, "batch_elements")
     best = planned["found"].best_by_elements
-    assert (settings.batch_elements, settings.bucket) == (max(best.batch_elements, 7), best.grouped)
+    assert (settings.batch_elements, settings.bucket) == (
+        max(best.batch_elements, 7),
+        best.bucketed,
+    )
     assert best.batch_elements in {row.batch_elements for row in found.rows} - {None}
     assert "larger batches" in why or best.batch_elements == max(
         row.size for row in found.rows if not row.batch_size

@@ -65,7 +65,7 @@ def _assert_same_run(one: TrainingResult, other: TrainingResult) -> None:
         ((3, 3), replace(QUICK, lr_schedule="cosine", warmup=1, label_smoothing=0.1)),
         ((2, 1), replace(QUICK, lr_schedule="plateau", class_weights="balanced", grad_clip=0.0)),
         ((2, 3), replace(QUICK, batch_elements=14, bucket=True)),
-        ((1, 2), replace(QUICK, batch_elements=5, too_long="split", largest_first=True)),
+        ((1, 2), replace(QUICK, batch_elements=5, too_long="chunk", largest_first=True)),
     ],
 )
 def test_a_resumed_run_equals_an_uninterrupted_one(
@@ -132,12 +132,12 @@ def test_sequences_that_are_too_long_for_a_batch(tmp_path: Path) -> None:
     ):
         train(settings, training, None, tmp_path / "run")
     elements = {}
-    for choice in ("drop", "split", "alone"):
+    for choice in ("drop", "chunk", "alone"):
         result = train(replace(settings, too_long=choice), training, None, tmp_path / choice)
         row = result.state.history[0]
         elements[choice] = round(row["elements_per_second"] * row["seconds"])
     kept = int(training.lengths[training.lengths <= 4].sum())
-    assert elements == {"drop": kept, "split": len(training.values), "alone": len(training.values)}
+    assert elements == {"drop": kept, "chunk": len(training.values), "alone": len(training.values)}
     some = training.subset(training.lengths > 4)
     with pytest.raises(DataError, match="all too long for a batch"):
         train(replace(settings, too_long="drop"), some, None, tmp_path / "none")

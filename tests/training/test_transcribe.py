@@ -293,7 +293,7 @@ def test_an_exported_file_has_what_decodes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_every_decoder_is_trained_saved_and_searched(tmp_path: Path, decoder: str) -> None:
+def test_every_decoder_is_trained_saved_and_searched(tmp_path: Path, decoder: Any) -> None:
     inputs, targets = _digits(24)
     options: dict[str, Any] = {
         "split": "characters",
@@ -451,7 +451,7 @@ def test_sequences_too_short_for_ctc(capsys: Capsys, tmp_path: Path) -> None:
         (["--task", "transcribe", "--pooling", "mean"], "--pooling must be final"),
         (["--task", "transcribe", "--class-weights", "balanced"], "--class-weights must be none"),
         (
-            ["--task", "transcribe", "--too-long", "split", "--batch-elements", "50"],
+            ["--task", "transcribe", "--too-long", "chunk", "--batch-elements", "50"],
             "whose targets cannot be split",
         ),
         (

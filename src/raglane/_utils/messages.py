@@ -119,6 +119,12 @@ def argument(name: str, value: Any = None, of: str | None = None) -> str:
     return name if value is None else f"{name}={value!r}"
 
 
+def same_word(word: str, choices: Iterable[str]) -> str:
+    """Return the choice that equals a word except for case and underscores, or the word itself."""
+    plain = word.lower().replace("_", "")
+    return next((choice for choice in choices if choice.replace("_", "") == plain), word)
+
+
 def nearest(name: str, valid: Iterable[str]) -> str | None:
     """Return the valid name closest to a misspelled or abbreviated one, in any case of letters, or
     None.

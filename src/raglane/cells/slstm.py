@@ -40,13 +40,13 @@ class SLSTM(CellSpec):
     states: ClassVar[tuple[str, ...]] = ("h", "c", "n", "m")
     weights_type: ClassVar[Any] = SLSTMWeights
 
-    def __init__(self, heads: int = 1, input_weights: bool = True) -> None:
-        self.name = "slstm" if heads == 1 else f"slstm of {heads} heads"
+    def __init__(self, num_heads: int = 1, input_weights: bool = True) -> None:
+        self.name = "slstm" if num_heads == 1 else f"slstm of {num_heads} heads"
         if not input_weights:
             self.name += " without input weights"
-        self.heads = heads
+        self.num_heads = num_heads
         self.input_weights = input_weights
-        self._above = self if input_weights else SLSTM(heads)
+        self._above = self if input_weights else SLSTM(num_heads)
 
     def shapes(
         self,
@@ -55,13 +55,13 @@ class SLSTM(CellSpec):
         bias: bool = True,
         proj_size: int = 0,  # noqa: ARG002
     ) -> Shapes:
-        """See :meth:`CellSpec.shapes`; raises ArgumentError if ``heads`` does not divide the number
+        """See :meth:`CellSpec.shapes`; raises ArgumentError if ``num_heads`` does not divide the number
         of units.
         """
-        if hidden_size % self.heads:
+        if hidden_size % self.num_heads:
             rule = f"a divisor of the number of units, {hidden_size}"
             raise ArgumentError(
-                "heads", str(self.heads), rule, "choose another number of heads or units"
+                "num_heads", str(self.num_heads), rule, "choose another number of heads or units"
             )
         rows = 4 * hidden_size
         if not self.input_weights and input_size != rows:
@@ -69,7 +69,7 @@ class SLSTM(CellSpec):
             raise ArgumentError("input_size", str(input_size), rule, f"pass {rows}")
         return {
             "weight_ih": (rows, input_size) if self.input_weights else None,
-            "weight_hh": (rows, hidden_size // self.heads),
+            "weight_hh": (rows, hidden_size // self.num_heads),
             "bias_ih": (rows,) if bias else None,
         }
 
@@ -87,9 +87,9 @@ class SLSTM(CellSpec):
         with torch.no_grad():
             tensor.zero_()
             spread = torch.linspace(
-                3.0, 6.0, hidden_size // self.heads, dtype=tensor.dtype, device=tensor.device
+                3.0, 6.0, hidden_size // self.num_heads, dtype=tensor.dtype, device=tensor.device
             )
-            tensor[self.block(parameter, "f", hidden_size)] = spread.repeat(self.heads)
+            tensor[self.block(parameter, "f", hidden_size)] = spread.repeat(self.num_heads)
 
     def prepare(self, weights: SLSTMWeights, values: Tensor, offsets: Tensor) -> Tensor:  # noqa: ARG002
         """Return the input products with their bias, ``(N, 4 * H)``."""
@@ -115,19 +115,19 @@ class SLSTM(CellSpec):
 
     def _recurrent(self, hidden: Tensor, h: Tensor) -> Tensor:
         """Return the products with the state, ``(R, 4 * H)``, head by head."""
-        if self.heads == 1:
+        if self.num_heads == 1:
             return h @ hidden.t()
         size = hidden.shape[1]
         # (heads, size of a head, 4 * size): one product for each head.
         blocks = (
-            hidden.view(4, self.heads, size, size)
+            hidden.view(4, self.num_heads, size, size)
             .permute(1, 3, 0, 2)
-            .reshape(self.heads, size, 4 * size)
+            .reshape(self.num_heads, size, 4 * size)
         )
         rows = h.shape[0]
-        products = torch.bmm(h.reshape(rows, self.heads, size).transpose(0, 1), blocks)
+        products = torch.bmm(h.reshape(rows, self.num_heads, size).transpose(0, 1), blocks)
         return (
-            products.view(self.heads, rows, 4, size)
+            products.view(self.num_heads, rows, 4, size)
             .permute(1, 2, 0, 3)
             .reshape(rows, hidden.shape[0])
         )

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from raglane.data.tbptt import TBPTTSampler as TBPTTSampler
 
 _HOMES = {
-    "BatchLimit": "order",
     "BatchSampler": "order",
     "Columns": "records",
     "Dataset": "dataset",
@@ -58,6 +57,7 @@ _HOMES = {
 # Classes of attributes, the registry of formats, and the data of the demo: importable, but not in
 # the reference.
 _OTHERS = {
+    "BatchLimit": "order",
     "FORMATS": "formats",
     "Feature": "records",
     "Format": "formats",

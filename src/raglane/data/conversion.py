@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -87,7 +87,7 @@ def convert(
     columns: Columns | None = None,
     *,
     format: str | None = None,
-    on_bad_row: str = "fail",
+    on_bad_row: Literal["raise", "skip"] = "raise",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
@@ -106,7 +106,7 @@ def convert(
         output: the folder to write.
         columns: the roles of the columns; others are guessed from the first rows.
         format: a key of ``FORMATS``; None uses the suffix.
-        on_bad_row: ``"fail"``, or ``"skip"`` to leave out and list rows that break a rule.
+        on_bad_row: ``"raise"``, or ``"skip"`` to leave out and list rows that break a rule.
         overwrite: whether to replace an existing folder with other content.
         progress: an object whose methods are called with the progress of the conversion.
 

@@ -417,7 +417,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         pieces.
         """
         if self._is_cut:
-            fix = "read columns, fit and apply a preprocessor first, then cut; rl.fit cuts with too_long='split'"
+            fix = "read columns, fit and apply a preprocessor first, then cut; rl.fit cuts with too_long='chunk'"
             raise ArgumentError("data", "the pieces of Dataset.cut", "whole sequences", fix)
 
     def subset(self, index: _Index) -> Dataset:
@@ -434,7 +434,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         rows = read_index(index, len(self))
         return self._rows_of(rows, None if self._tensors is None else self._tensors.select(rows))
 
-    def cut(self, longest: int) -> Dataset:
+    def chunk(self, longest: int) -> Dataset:
         """Return the same elements, in memory, with longer sequences cut into pieces.
 
         Read columns such as ``labels``, and apply a preprocessor, before. The pieces of a sequence
@@ -454,7 +454,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
         Example:
             >>> from raglane.data import read
-            >>> pieces = read([[0.0, 0.1], [0.2, 0.3, 0.4]], labels=["a", "b"]).cut(2)
+            >>> pieces = read([[0.0, 0.1], [0.2, 0.3, 0.4]], labels=["a", "b"]).chunk(2)
             >>> pieces.lengths.tolist(), [item["target"].item() for item in pieces], pieces.ids
             ([2, 2, 1], [0, 1, 1], (0, 1, 1))
         """
@@ -488,7 +488,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
 
         Raises:
             ArgumentTypeError: neither integers nor booleans.
-            DataError: a damaged file, a missing feature under ``missing="error"``, or an unknown
+            DataError: a damaged file, a missing feature under ``missing="raise"``, or an unknown
                 label.
             IndexError: a row that does not exist.
         """

@@ -138,7 +138,7 @@ def fit_encoders(counted: Mapping[str, FeatureCounts], missing: str) -> tuple[Fe
     """Fit the scale or the vocabulary of each feature."""
     encoders = []
     for name, counts in counted.items():
-        if counts.missing and missing == "error":
+        if counts.missing and missing == "raise":
             got = f"{counts.missing:,} missing in the feature {quote(name)}"
             raise DataError(
                 "data", got, "data with complete features", f"correct the data, or {how_to_fill()}"
@@ -182,7 +182,7 @@ def encode(
             name = f"{source}: {quote(encoder.name)}"
             rule = f"{encoder.kind}, as in training"
             raise DataError(name, got, rule, "pass data with this feature")
-        if missing == "error":
+        if missing == "raise":
             _refuse_missing(feature, source)
         if encoder.vocabulary is None:
             column = ((feature.values - encoder.mean) / encoder.std).astype(np.float32)
@@ -196,7 +196,7 @@ def encode(
     block = (
         np.stack(numbers, axis=1) if numbers else np.zeros((int(offsets[-1]), 0), dtype=np.float32)
     )
-    if missing != "error":
+    if missing != "raise":
         block = fill_missing(block, offsets, missing)
     return np.concatenate([block, *(column[:, None] for column in indices)], axis=1)
 

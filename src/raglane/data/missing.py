@@ -16,7 +16,7 @@ from raglane.errors import DataError, ShapeError
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
 
-BLOCKS = {"error": 1, "zero": 2, "forward": 2, "elapsed": 3}
+BLOCKS = {"raise": 1, "zero": 2, "forward": 2, "elapsed": 3}
 """The number of input columns per channel for each policy for missing features."""
 
 MISSING = tuple(BLOCKS)

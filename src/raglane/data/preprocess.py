@@ -47,7 +47,7 @@ class Preprocessor:
             features.
         labels: the classes in order, for ``"classify"`` and ``"tag"``, or the labels of
             ``"multilabel"`` and ``"transcribe"``; else None.
-        missing: ``"error"``, or ``"zero"`` or ``"forward"``, which append a was-missing channel for
+        missing: ``"raise"``, or ``"zero"`` or ``"forward"``, which append a was-missing channel for
             each channel, or ``"elapsed"``, which appends to these the time since each channel was
             last present: in elements, or with a channel ``time_gap`` in multiples of its mean.
         per_element: whether there is a target per element; None uses the task's default, which is
@@ -80,7 +80,7 @@ class Preprocessor:
     std: tuple[float, ...] | None = None
     vocabulary: tuple[str, ...] | None = None
     labels: tuple[str, ...] | None = None
-    missing: str = "error"
+    missing: str = "raise"
     per_element: bool | None = None
     target_names: tuple[str, ...] = ()
     target_mean: tuple[float, ...] = ()
@@ -113,7 +113,7 @@ class Preprocessor:
         data: Sequences | Statistics,
         *,
         task: str,
-        missing: str = "error",
+        missing: str = "raise",
         standardize: bool = True,
         max_vocabulary: int | None = None,
         minimum_count: int = 1,
@@ -133,7 +133,7 @@ class Preprocessor:
         Raises:
             ArgumentTypeError: an argument of the wrong kind.
             ArgumentError: an argument breaks a rule.
-            DataError: no element or no label, or a missing feature under ``missing="error"``.
+            DataError: no element or no label, or a missing feature under ``missing="raise"``.
         """
         check_choice("missing", missing, MISSING)
         check_task(task)
@@ -179,7 +179,7 @@ class Preprocessor:
             return cls(task=task, vocabulary=words, missing=missing, split=split, **learned)
         if task == "language":
             raise encoders.no_tokens()
-        if missing == "error":
+        if missing == "raise":
             _refuse_missing(data, statistics)
         channels = statistics.channels.values()
         mean = None
@@ -261,7 +261,7 @@ class Preprocessor:
 
         Raises:
             ArgumentTypeError: not a Dataset, or ``require_targets`` is not a bool.
-            DataError: other channels than in training, a missing feature under ``missing="error"``,
+            DataError: other channels than in training, a missing feature under ``missing="raise"``,
                 no labels, or a label that the training part does not have.
         """
         check_kind("data", data, Sequences, "a Dataset", "read it with rl.data.read")
@@ -319,7 +319,7 @@ class Preprocessor:
         values = batch.values
         if self.channels != channels:
             values = values[:, [channels.index(name) for name in self.channels]]
-        if self.missing == "error":
+        if self.missing == "raise":
             refuse_absent(values, batch.offsets, self.channels, batch.where)
         return self.scaled(values, batch.offsets)
 
@@ -455,7 +455,7 @@ class Preprocessor:
         """Return features scaled, then filled.
 
         Args:
-            values: ``(N, C)`` float32; with ``missing="error"`` all of them finite.
+            values: ``(N, C)`` float32; with ``missing="raise"`` all of them finite.
             offsets: ``(B + 1,)`` int64.
 
         Returns:
@@ -466,7 +466,7 @@ class Preprocessor:
             # In float64, because float32 would lose small differences from a large mean.
             values = ((values - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
         return (
-            values if self.missing == "error" else fill_missing(values, offsets, self.missing, gaps)
+            values if self.missing == "raise" else fill_missing(values, offsets, self.missing, gaps)
         )
 
     def gaps(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64] | None:

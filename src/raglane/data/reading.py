@@ -14,7 +14,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -82,7 +82,7 @@ def read(
     format: str | None = None,
     *,
     labels: Any = None,
-    on_bad_row: str = "fail",
+    on_bad_row: Literal["raise", "skip"] = "raise",
 ) -> Dataset:
     r"""Read sequences into memory: those of a file or folder, or of objects of a program.
 
@@ -111,7 +111,7 @@ def read(
             folder.
         labels: of objects, the targets of the task, one entry per sequence: a label, a list with a
             label per element, or numbers; None uses those of ``source``, if it has any.
-        on_bad_row: of a path, ``"fail"``, or ``"skip"`` to leave out rows that break a rule;
+        on_bad_row: of a path, ``"raise"``, or ``"skip"`` to leave out rows that break a rule;
             ``skipped`` lists them.
 
     Returns:
@@ -120,7 +120,7 @@ def read(
 
     Raises:
         ArgumentTypeError: ``source`` or ``columns`` of another kind, or labels with a path.
-        ArgumentError: ``format`` is not a key of ``FORMATS``, or ``on_bad_row`` neither ``"fail"``
+        ArgumentError: ``format`` is not a key of ``FORMATS``, or ``on_bad_row`` neither ``"raise"``
             nor ``"skip"``, or ``format`` or ``"skip"`` without a path.
         DataError: no sequence; a path that is missing, unreadable, of an unknown suffix, or no file
             or folder; or content that breaks a rule.
@@ -147,7 +147,7 @@ def read(
             fix = "name the column with Columns(label=...)"
             raise ArgumentTypeError("labels", quote(labels), rule, fix)
         return Dataset(formats.read(as_path(source), columns, format, on_bad_row=on_bad_row))
-    for name, given, default in (("format", format, None), ("on_bad_row", on_bad_row, "fail")):
+    for name, given, default in (("format", format, None), ("on_bad_row", on_bad_row, "raise")):
         if given != default:
             rule = f"{default!r} for data in memory, because it is about the reading of files"
             raise ArgumentError(name, quote(given), rule, "leave it out, or write a file")

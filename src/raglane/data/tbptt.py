@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ from raglane._utils.checks import check_flag, check_tensor, check_whole
 from raglane.data.collate import collate
 from raglane.data.dataset import Dataset
 from raglane.data.epochs import Epochs
-from raglane.data.order.batches import balance
+from raglane.data.order.batches import balance, replicas
 from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
@@ -85,9 +85,9 @@ class TBPTTSampler(Epochs[Chunk]):
             a tensor ``(sequences, *features)``, one per sequence.
         shuffle: draw a new order for every epoch.
         seed: 0 or above.
-        ranks: the number of processes that share the streams. Each has every ``ranks``-th stream,
-            and all have equally many chunks. With fewer streams than ranks, the chunks of the other
-            ranks have no rows.
+        num_replicas: the number of processes that share the streams, or ``"auto"``, as for
+            :class:`BatchSampler`. Each has every ``num_replicas``-th stream, and all have equally
+            many chunks. With fewer streams than ranks, the chunks of the other ranks have no rows.
         rank: the number of this process, from 0.
 
     Raises:
@@ -114,15 +114,14 @@ class TBPTTSampler(Epochs[Chunk]):
         targets: Ragged | Tensor | None = None,
         shuffle: bool = True,
         seed: int = 0,
-        ranks: int = 1,
+        num_replicas: int | Literal["auto"] = 1,
         rank: int = 0,
     ) -> None:
         super().__init__()
         self.batch_size = check_whole("batch_size", batch_size, 1, most=2**31 - 1)
         self.steps = check_whole("steps", steps, 1)
         self.seed = check_whole("seed", seed, 0, most=2**63 - 1)
-        ranks = check_whole("ranks", ranks, 1)
-        rank = check_whole("rank", rank, 0, most=ranks - 1)
+        ranks, rank = replicas(num_replicas, rank)
         self._inputs, own_targets = _read(data)
         if targets is not None and own_targets is not None:
             rule = "None, because the data has targets"
@@ -140,6 +139,10 @@ class TBPTTSampler(Epochs[Chunk]):
         self._counts: _Integers = np.maximum(-(-self._lengths // self.steps), 1)
         # The order of sequences with equally many pieces does not change the number of chunks.
         self._chunks = int(self._distribute(np.arange(len(self._lengths)))[1].max(initial=0))
+
+    def __repr__(self) -> str:
+        count = len(self._lengths)
+        return f"TBPTTSampler({count:,} sequences; {self.batch_size} streams, {self.steps} steps)"
 
     def __len__(self) -> int:
         """The number of chunks in any epoch: the number of pieces of the longest stream."""

@@ -112,7 +112,12 @@ class Written:
 
     def take(self, rows: npt.NDArray[Any] | slice) -> Written:
         """Return the column with these rows."""
-        return Written(self.entries[rows])
+        column = Written(self.entries[rows])
+        if "_numbers" in vars(self):
+            # They are parsed once, before the rows are sorted.
+            numbers, odd = self._numbers
+            vars(column)["_numbers"] = (numbers[rows], odd[rows])
+        return column
 
 
 class Typed:

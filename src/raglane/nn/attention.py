@@ -8,7 +8,7 @@ Sequences of equal length in one call would.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,7 @@ class Attention(nn.Module):
     of the memory, each head computes (Vaswani et al. 2017, "Attention is all you need",
     arXiv:1706.03762, equation 1)::
 
-        q = Q x,  k_t = K m_t,  v_t = V m_t,  w = softmax over t of q @ k_t / sqrt(features / heads),  sum_t w_t v_t
+        q = Q x,  k_t = K m_t,  v_t = V m_t,  w = softmax over t of q @ k_t / sqrt(size of a head),  sum_t w_t v_t
 
     and a linear layer combines the heads. Over a memory without elements the sum is 0, so the
     result is its bias.
@@ -52,11 +52,10 @@ class Attention(nn.Module):
     kernel, within ``torch.nn.attention.sdpa_kernel(SDPBackend.MATH)``.
 
     Args:
-        features: the number of features of a query element and of the result, torch's
-            ``embed_dim``.
-        heads: the number of heads; it must divide ``features``.
-        memory_features: the number of features of an element of the memory, torch's ``kdim`` and
-            ``vdim``; None for ``features``.
+        embed_dim: the number of features of a query element and of the result.
+        num_heads: the number of heads; it must divide ``embed_dim``.
+        kdim: the number of features of an element of the memory, from which keys and values are
+            computed; None for ``embed_dim``.
         causal: True if an element reads only elements of the memory up to its own step. The lengths
             of the memory are then those of the query.
         dropout: in training, the probability that a weight is zeroed.
@@ -64,19 +63,19 @@ class Attention(nn.Module):
         device, dtype: of the parameters.
 
     Attributes:
-        in_proj_weight: ``(3 * features, features)``: Q, K and V. With other ``memory_features``
-            they are ``q_proj_weight``, ``k_proj_weight`` and ``v_proj_weight``.
-        in_proj_bias: ``(3 * features,)``, or None.
-        out_proj: the linear layer from ``features`` to ``features``.
+        in_proj_weight: ``(3 * embed_dim, embed_dim)``: Q, K and V. With another ``kdim`` they are
+            ``q_proj_weight``, ``k_proj_weight`` and ``v_proj_weight``.
+        in_proj_bias: ``(3 * embed_dim,)``, or None.
+        out_proj: the linear layer from ``embed_dim`` to ``embed_dim``.
 
     Raises:
-        ArgumentError: an argument is out of its range, or ``heads`` does not divide ``features``.
+        ArgumentError: an argument is out of its range, or ``num_heads`` does not divide ``embed_dim``.
 
     Example:
         An encoder of a recurrent layer and attention, with a residual connection and layer norm:
 
         >>> from raglane.nn import GRU
-        >>> recurrent, attention, norm = GRU(8, 16), Attention(16, heads=4), torch.nn.LayerNorm(16)
+        >>> recurrent, attention, norm = GRU(8, 16), Attention(16, num_heads=4), torch.nn.LayerNorm(16)
         >>> batch = Ragged([torch.randn(5, 8), torch.randn(2, 8)])
         >>> hidden, _ = recurrent(batch)
         >>> encoded = (hidden + attention(hidden)).map(norm)
@@ -92,10 +91,10 @@ class Attention(nn.Module):
 
     def __init__(
         self,
-        features: int,
-        heads: int = 1,
+        embed_dim: int,
+        num_heads: int = 1,
         *,
-        memory_features: int | None = None,
+        kdim: int | None = None,
         causal: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
@@ -103,32 +102,32 @@ class Attention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.features = check_count("features", features)
-        self.heads = check_count("heads", heads)
-        self.memory_features = (
-            features if memory_features is None else check_count("memory_features", memory_features)
-        )
+        self.embed_dim = check_count("embed_dim", embed_dim)
+        self.num_heads = check_count("num_heads", num_heads)
+        self.kdim = embed_dim if kdim is None else check_count("kdim", kdim)
         self.causal = check_flag("causal", causal)
         self.dropout = check_dropout(dropout)
         check_dtype(dtype)
-        if features % heads != 0:
-            rule = f"a divisor of features, {features}"
-            raise ArgumentError("heads", quote(heads), rule, f"pass a divisor of {features}")
+        if embed_dim % num_heads != 0:
+            rule = f"a divisor of embed_dim, {embed_dim}"
+            raise ArgumentError(
+                "num_heads", quote(num_heads), rule, f"pass a divisor of {embed_dim}"
+            )
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
-        width = self.memory_features
-        shapes = {"in_proj_weight": (3 * features, features)}
-        if width != features:
+        width = self.kdim
+        shapes = {"in_proj_weight": (3 * embed_dim, embed_dim)}
+        if width != embed_dim:
             shapes = {
-                f"{name}_proj_weight": (features, features if name == "q" else width)
+                f"{name}_proj_weight": (embed_dim, embed_dim if name == "q" else width)
                 for name in "qkv"
             }
         for name, shape in shapes.items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape, **placed)))
         self.in_proj_bias = (
-            nn.Parameter(torch.empty(3 * features, **placed)) if check_flag("bias", bias) else None
+            nn.Parameter(torch.empty(3 * embed_dim, **placed)) if check_flag("bias", bias) else None
         )
         self.reset_parameters()
-        self.out_proj = RowLinear(features, features, bias=bias, **placed)
+        self.out_proj = RowLinear(embed_dim, embed_dim, bias=bias, **placed)
         if bias:
             nn.init.zeros_(self.out_proj.bias)
 
@@ -141,12 +140,12 @@ class Attention(nn.Module):
         """Return the attention of each query element over the memory of its sequence.
 
         Args:
-            query: ``(N, features)``; lengths may be 0.
-            memory: as many sequences as ``query``, ``(M, memory_features)``; lengths may be 0. None
+            query: ``(N, embed_dim)``; lengths may be 0.
+            memory: as many sequences as ``query``, ``(M, kdim)``; lengths may be 0. None
                 for ``query``.
 
         Returns:
-            ``(N, features)``, with the lengths of ``query``.
+            ``(N, embed_dim)``, with the lengths of ``query``.
 
         Raises:
             ArgumentTypeError: an argument is not a Ragged.
@@ -156,8 +155,8 @@ class Attention(nn.Module):
                 exported.
         """
         memory = query if memory is None else memory
-        self._check("query", query, self.features)
-        self._check("memory", memory, self.memory_features)
+        self._check("query", query, self.embed_dim)
+        self._check("memory", memory, self.kdim)
         if len(query) != len(memory):
             got = f"{len(memory)} sequences"
             rule = f"a batch of {len(query)} sequences, like query"
@@ -167,29 +166,37 @@ class Attention(nn.Module):
         if self.causal:
             memory._needs_lengths_of("memory", query, "query")
         linear = F.linear if self.training else row_linear
-        sizes = (self.features, 2 * self.features)
+        sizes = (self.embed_dim, 2 * self.embed_dim)
         of_query, of_memory = self._weights()
         biases = (None, None) if self.in_proj_bias is None else self.in_proj_bias.split(sizes)
-        queries = torch.unflatten(linear(query.values, of_query, biases[0]), 1, (self.heads, -1))
-        pairs = torch.unflatten(linear(memory.values, of_memory, biases[1]), 1, (2, self.heads, -1))
+        queries = torch.unflatten(
+            linear(query.values, of_query, biases[0]), 1, (self.num_heads, -1)
+        )
+        pairs = torch.unflatten(
+            linear(memory.values, of_memory, biases[1]), 1, (2, self.num_heads, -1)
+        )
         attended = _attend(
             queries, pairs, query, memory, self.causal, self.dropout if self.training else 0.0
         )
         return query._like(self.out_proj(attended.flatten(1)))
 
+    if TYPE_CHECKING:
+
+        def __call__(self, query: Ragged, memory: Ragged | None = None) -> Ragged: ...  # noqa: D102
+
     def _weights(self) -> tuple[Tensor, Tensor]:
         """Return the weights of queries, and of keys and values."""
-        if self.memory_features == self.features:
-            return self.in_proj_weight[: self.features], self.in_proj_weight[self.features :]
+        if self.kdim == self.embed_dim:
+            return self.in_proj_weight[: self.embed_dim], self.in_proj_weight[self.embed_dim :]
         return self.q_proj_weight, torch.cat([self.k_proj_weight, self.v_proj_weight])
 
     def extra_repr(self) -> str:
         """Return the sizes and options."""
         memory = ""
-        if self.memory_features != self.features:
-            memory = f"memory_features={self.memory_features}, "
+        if self.kdim != self.embed_dim:
+            memory = f"kdim={self.kdim}, "
         return (
-            f"{self.features}, heads={self.heads}, {memory}"
+            f"{self.embed_dim}, num_heads={self.num_heads}, {memory}"
             f"causal={self.causal}, dropout={self.dropout}"
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -129,6 +129,10 @@ class Conv1d(nn.Conv1d):
         (size,), (stride,), (dilation,) = self.kernel_size, self.stride, self.dilation
         return slide(input, Windows(size, stride, left, right, dilation), 0.0, self._convolved)
 
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Ragged) -> Ragged: ...  # noqa: D102
+
     def _convolved(self, row: Tensor) -> Tensor:
         (stride,), (dilation,) = self.stride, self.dilation
         return convolve_rows(row, self.weight, self.bias, stride, dilation, self.groups)
@@ -200,13 +204,13 @@ class CausalConv1d(Recurrent):
 
     It equals :class:`torch.nn.Conv1d` with ``(kernel_size - 1) * dilation`` zeros before each
     sequence. It is a recurrent layer, whose state ``(1, B, (kernel_size - 1) * dilation *
-    input_size)`` is the elements that later ones read. So it is called like other layers, and runs
+    in_channels)`` is the elements that later ones read. So it is called like other layers, and runs
     in ``step`` and on streams. ``state_dict`` has torch's names. For other paddings and strides use
     :class:`Conv1d`.
 
     Args:
-        input_size: features of an element, torch's ``in_channels``.
-        output_size: features of an output, torch's ``out_channels``.
+        in_channels: features of an element.
+        out_channels: features of an output.
         kernel_size: the number of elements that an output reads.
         dilation: the distance between these elements.
         groups: the number of blocks of features that are independent of each other.
@@ -216,8 +220,8 @@ class CausalConv1d(Recurrent):
         **options: ``schedule``, ``backend`` and ``initial_state``, as for other layers.
 
     Attributes:
-        weight: ``(output_size, input_size / groups, kernel_size)``, as in torch.
-        bias: ``(output_size,)``, or None.
+        weight: ``(out_channels, in_channels / groups, kernel_size)``, as in torch.
+        bias: ``(out_channels,)``, or None.
 
     Raises:
         ArgumentError: a size is not a whole number of at least 1, or ``groups`` does not divide
@@ -235,8 +239,8 @@ class CausalConv1d(Recurrent):
 
     def __init__(
         self,
-        input_size: int,
-        output_size: int,
+        in_channels: int,
+        out_channels: int,
         kernel_size: int,
         *,
         dilation: int = 1,
@@ -247,13 +251,13 @@ class CausalConv1d(Recurrent):
         dtype: torch.dtype | None = None,
         **options: Unpack[Options],
     ) -> None:
-        sizes = {"input_size": input_size, "output_size": output_size}
+        sizes = {"in_channels": in_channels, "out_channels": out_channels}
         for name, size in (sizes | {"kernel_size": kernel_size, "dilation": dilation}).items():
             check_count(name, size)
         check_dtype(dtype)
         count = _check_groups(groups, sizes)
         placed = {"device": device, "dtype": dtype}
-        shape = (input_size, output_size, kernel_size)
+        shape = (in_channels, out_channels, kernel_size)
         cell = _Convolution(shape, dilation, count, check_flag("bias", bias), **placed)
         super().__init__(cell, batch_first=batch_first, **options)
         self._adopt()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch import nn
@@ -16,14 +16,31 @@ from raglane._utils.checks import (
     check_flag,
     check_signature,
 )
-from raglane._utils.messages import nearest, quote
+from raglane._utils.messages import nearest, quote, same_word
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent import cell_layers, elementwise_layers, torch_layers
 from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.stack import Options
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
 
+CellName = Literal[
+    "lstm",
+    "gru",
+    "rnn",
+    "indrnn",
+    "sru",
+    "qrnn",
+    "mingru",
+    "minlstm",
+    "peephole_lstm",
+    "coupled_lstm",
+    "slstm",
+    "grud",
+    "cfc",
+]
+PoolingName = Literal["final", "last", "first", "mean", "max", "logsumexp", "attention"]
 LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
     "lstm": torch_layers.LSTM,
     "gru": torch_layers.GRU,
@@ -47,17 +64,36 @@ _NORMALISED: dict[str, Callable[..., RecurrentLayer]] = {
 }
 
 
+class EncoderOptions(Options, total=False):
+    """The keyword arguments of layers; those in addition to :class:`Options` are for layers that
+    have them.
+    """
+
+    bias: bool
+    batch_first: bool
+    proj_size: int
+    nonlinearity: Literal["relu", "tanh"]
+    reset_after: bool
+    clip: float | None
+    num_heads: int
+    input_weights: bool
+    backbone_units: int | None
+    gap_column: int | None
+    max_length: int | None
+
+
 class SequenceEncoder(nn.Module):
     """Embedding, recurrent layers and pooling in one module, without padding.
 
     Args:
-        input_size: the number of features of an element or, with ``embedding``, the number of
-            tokens.
+        input_size: the number of features of an element, or with ``num_embeddings`` the size of a
+            token's embedding.
         hidden_size: units per layer and direction.
-        cell: a key of ``LAYERS``; or a function ``(input_size, hidden_size, **options)`` that
-            returns a recurrent layer, such as a class of ``rl.nn``.
-        embedding: the size of a token's embedding; None if elements are vectors of floats. No index
-            is reserved for padding.
+        cell: the name of a layer, e.g. ``"lstm"`` or ``"PeepholeLSTM"``, in any case of letters; or
+            a function ``(input_size, hidden_size, **options)`` that returns a recurrent layer, such
+            as a class of ``rl.nn``.
+        num_embeddings: the number of different tokens; None if elements are vectors of floats. No
+            index is reserved for padding.
         pooling: how the elements of a sequence become one vector. ``"final"`` is the layer's
             ``final``: its final state, both directions concatenated. Or a key of
             ``raglane.nn.pooling.POOLINGS``; ``"last"`` takes the last element, of which the
@@ -79,7 +115,7 @@ class SequenceEncoder(nn.Module):
             an option.
 
     Example:
-        >>> encoder = SequenceEncoder(1000, 64, "lstm", embedding=32, pooling="attention", bidirectional=True)
+        >>> encoder = SequenceEncoder(32, 64, "lstm", num_embeddings=1000, pooling="attention", bidirectional=True)
         >>> batch = Ragged([torch.tensor([5, 17, 3]), torch.tensor([999])])
         >>> encoder(batch).shape, encoder.output_size
         (torch.Size([2, 128]), 128)
@@ -89,17 +125,17 @@ class SequenceEncoder(nn.Module):
         self,
         input_size: int,
         hidden_size: int,
-        cell: str | Callable[..., RecurrentLayer] = "gru",
+        cell: CellName | Callable[..., RecurrentLayer] = "gru",
         *,
-        embedding: int | None = None,
-        pooling: str | None = "final",
+        num_embeddings: int | None = None,
+        pooling: PoolingName | None = "final",
         num_layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.0,
         layer_norm: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Any,
+        **options: Unpack[EncoderOptions],
     ) -> None:
         super().__init__()
         width = check_count("input_size", input_size)
@@ -113,9 +149,9 @@ class SequenceEncoder(nn.Module):
         }
         # Any, because users may replace the torch.nn.Embedding.
         self.embedding: Any = None
-        if embedding is not None:
-            self.embedding = nn.Embedding(width, check_count("embedding", embedding), **placed)
-            width = embedding
+        if num_embeddings is not None:
+            count = check_count("num_embeddings", num_embeddings)
+            self.embedding = nn.Embedding(count, width, **placed)
         self.recurrent = recurrent_layer(
             layer_class(cell, check_flag("layer_norm", layer_norm)),
             width,
@@ -153,7 +189,7 @@ class SequenceEncoder(nn.Module):
 
         Raises:
             ArgumentTypeError: ``batch`` is not a Ragged, or does not contain tokens although
-                ``embedding`` is set.
+                ``num_embeddings`` is set.
             ShapeError: elements have the wrong size.
             ArgumentError: a token is out of range; on a GPU, torch's own kernel checks that.
         """
@@ -165,6 +201,10 @@ class SequenceEncoder(nn.Module):
             return self.dropout(self.recurrent.final(out, state))
         out, _ = self.recurrent(embedded)
         return out.map(self.dropout) if self.pool is None else self.dropout(self.pool(out))
+
+    if TYPE_CHECKING:
+
+        def __call__(self, batch: Ragged) -> Any: ...  # noqa: D102
 
     def extra_repr(self) -> str:
         """Return the settings that the inner modules do not show."""
@@ -187,7 +227,7 @@ class SequenceEncoder(nn.Module):
             return batch.map(self.embedding)
         if batch.dtype not in (torch.int64, torch.int32):
             rule = "a batch of tokens of int64 or int32"
-            fix = "leave embedding out for elements of floats"
+            fix = "leave num_embeddings out for elements of floats"
             raise ArgumentTypeError("batch", f"values of {batch.dtype}", rule, fix)
         if batch.feature_shape:
             rule = "a batch of one token per element"
@@ -198,8 +238,8 @@ class SequenceEncoder(nn.Module):
         if not torch.compiler.is_compiling() and batch.values.is_cpu and batch.values.numel():
             lowest, highest = map(int, batch.values.aminmax())
             if lowest < 0 or highest >= self.embedding.num_embeddings:
-                rule = f"tokens from 0 to input_size - 1 = {self.embedding.num_embeddings - 1}"
-                fix = "replace unknown tokens, or build the encoder with a larger input_size"
+                rule = f"tokens from 0 to num_embeddings - 1 = {self.embedding.num_embeddings - 1}"
+                fix = "replace unknown tokens, or build the encoder with larger num_embeddings"
                 raise ArgumentError("batch", f"tokens from {lowest} to {highest}", rule, fix)
         return batch.map(self.embedding)
 
@@ -207,8 +247,9 @@ class SequenceEncoder(nn.Module):
 def layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
     """Return the class or function that creates the recurrent layer."""
     classes = _NORMALISED if layer_norm else LAYERS
-    if isinstance(cell, str) and cell in classes:
-        return classes[cell]
+    name = same_word(cell, classes) if isinstance(cell, str) else ""
+    if name in classes:
+        return classes[name]
     if callable(cell) and not layer_norm and not isinstance(cell, nn.Module):
         return cell
     other = (

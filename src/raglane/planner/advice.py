@@ -43,7 +43,7 @@ class Plan:
     Attributes:
         rows: one per way and kind of batch, the fastest epoch of training first.
         best: the recommended row. Among the rows within 3 % of the fastest, random batches are
-            preferred to grouped ones, then fewer threads, then smaller batches. Only rows in the
+            preferred to bucketed ones, then fewer threads, then smaller batches. Only rows in the
             layer's own dtype are recommended.
         best_by_elements: the recommendation among batches that are limited by their number of
             elements.
@@ -311,9 +311,9 @@ def _rows(
     rows: list[Row] = []
     options: dict[str, Any] = {"factor": factor, "ranks": ranks, "weights": weights}
     for limit in limits:
-        for grouped in (False, True):
-            epoch = epoch_of(sample, limit, grouped=grouped)
-            rows += [row_of(way, limit, grouped, epoch, calibration, **options) for way in ways]
+        for bucketed in (False, True):
+            epoch = epoch_of(sample, limit, bucketed=bucketed)
+            rows += [row_of(way, limit, bucketed, epoch, calibration, **options) for way in ways]
     return sorted(rows, key=lambda row: row.rank_seconds)
 
 
@@ -327,7 +327,7 @@ def _best(offered: Sequence[Row], most: float) -> Row:
         )
     fastest = min(row.rank_seconds for row in fitting)
     near = [row for row in fitting if row.rank_seconds <= _TIE * fastest]
-    return min(near, key=lambda row: (row.grouped, row.threads, row.size, row.rank_seconds))
+    return min(near, key=lambda row: (row.bucketed, row.threads, row.size, row.rank_seconds))
 
 
 def _show_progress(share: float) -> None:

@@ -62,7 +62,7 @@ class Row:
         batch_size: the number of sequences per batch; None if ``batch_elements`` limits batches.
         batch_elements: the largest number of elements per batch; None if ``batch_size`` limits
             batches.
-        grouped: True if the sequences of a batch have similar lengths.
+        bucketed: True if the sequences of a batch have similar lengths.
         dtype: the dtype of values and weights, such as ``"float32"``.
         threads: the number of threads.
         batches: the number of batches per epoch.
@@ -91,7 +91,7 @@ class Row:
     schedule: str
     batch_size: int | None
     batch_elements: int | None
-    grouped: bool
+    bucketed: bool
     dtype: str
     threads: int
     batches: int
@@ -129,7 +129,7 @@ class Row:
         return self.train_seconds * self.rank_spread
 
     def __str__(self) -> str:
-        order = "grouped by length" if self.grouped else "random"
+        order = "bucketed by length" if self.bucketed else "random"
         return f"{self.way}, {order} batches of {self.limit}"
 
 
@@ -161,10 +161,10 @@ def thin_out(lengths: Tensor) -> tuple[Tensor, float]:
     return lengths[drawn], count / _SEQUENCES
 
 
-def epoch_of(lengths: Tensor, limit: BatchLimit, *, grouped: bool, seed: int = 0) -> Epoch:
+def epoch_of(lengths: Tensor, limit: BatchLimit, *, bucketed: bool, seed: int = 0) -> Epoch:
     """Return the batches of an epoch."""
     counts = lengths.numpy()
-    order = EpochOrder.grouped() if grouped else EpochOrder.random()
+    order = EpochOrder.bucketed() if bucketed else EpochOrder.random()
     rows, bounds = BatchSampler(counts, limit, order, seed=seed).whole()
     ordered = counts[rows]
     starts = bounds[:-1]
@@ -201,7 +201,7 @@ def _choose(longest: Integers, real: Integers, seed: int) -> tuple[Integers, NDA
 def row_of(
     way: Way,
     limit: BatchLimit,
-    grouped: bool,
+    bucketed: bool,
     epoch: Epoch,
     calibration: Calibration,
     *,
@@ -221,7 +221,7 @@ def row_of(
         way.schedule,
         limit.sequences,
         limit.elements,
-        grouped,
+        bucketed,
         way.dtype,
         way.threads,
         batches=round(epoch.count * factor),
@@ -302,7 +302,7 @@ def _sample(lengths: Tensor, best: Row) -> Tensor:
     ``_ELEMENTS``.
     """
     sample, _ = thin_out(lengths)
-    batches = epoch_of(sample, best.limit, grouped=best.grouped).batches
+    batches = epoch_of(sample, best.limit, bucketed=best.bucketed).batches
     typical = sorted(batches, key=lambda batch: int(batch.sum()))[len(batches) // 2]
     count = int((typical.cumsum(0) <= _ELEMENTS).sum())
     return typical[: max(count, 1)].clamp(max=_ELEMENTS)

@@ -92,7 +92,7 @@ def bytes_in_words(count: float) -> str:
 
 def fields(row: Row) -> tuple[str, ...]:
     """Return the entries of a row for ``COLUMNS``."""
-    batches = f"{row.limit}, {'grouped' if row.grouped else 'random'}"
+    batches = f"{row.limit}, {'bucketed' if row.bucketed else 'random'}"
     waste = f"{row.waste / row.elements:.0%}" if row.elements else "0%"
     about = "~" if row.is_rough else ""
     times = [
@@ -139,7 +139,7 @@ def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
     rows = [row for row in rows if (row.batch_size is None) == (best.batch_size is None)]
     for row in rows:
         if (row.way, row.size) == (best.way, best.size) and row is not best:
-            change = "grouping by length" if row.grouped else "random batches"
+            change = "bucketing" if row.bucketed else "random batches"
             ratio = row.rank_seconds / best.rank_seconds
             reasons.append(f"{change} would take {ratio:.2f} of that")
     larger = [row.rank_seconds for row in rows if row.way == best.way and row.size > best.size]
@@ -155,7 +155,7 @@ def why(best: Row, rows: Sequence[Row], ranks: int) -> str:
 def _gain(best: Row, other: Row) -> str:
     """Return how many times as fast as another row the best one is."""
     ratio = other.rank_seconds / best.rank_seconds
-    facts = [other.schedule, "grouped" if other.grouped else "random", str(other.limit)]
+    facts = [other.schedule, "bucketed" if other.bucketed else "random", str(other.limit)]
     if other.dtype != best.dtype:
         facts.append(other.dtype)
     return f"{ratio:.1f} times as fast as the fastest of torch ({', '.join(facts)})"
@@ -175,7 +175,7 @@ def tail(lengths: Tensor, best: Row, rows: Sequence[Row], calibration: Calibrati
         return None
     padded = [row for row in rows if row.schedule == "padded" and row.backend == "torch"] or [best]
     alike = [
-        row for row in padded if (row.batch_size, row.grouped) == (best.batch_size, best.grouped)
+        row for row in padded if (row.batch_size, row.bucketed) == (best.batch_size, best.bucketed)
     ]
     costs = []
     for row in (min(alike or padded, key=lambda row: row.train_seconds), best):
@@ -188,7 +188,7 @@ def tail(lengths: Tensor, best: Row, rows: Sequence[Row], calibration: Calibrati
 
 
 def _seconds(lengths: Tensor, row: Row, calibration: Calibration) -> float:
-    epoch = epoch_of(lengths, row.limit, grouped=row.grouped)
+    epoch = epoch_of(lengths, row.limit, bucketed=row.bucketed)
     coefficients = calibration.seconds[row.way, "train"]
     times = [
         calibration.features(row.way, Profile.of(row.way, batch)) @ coefficients
@@ -237,26 +237,26 @@ def draw(rows: Sequence[Row], best: Row, title: str, axes: Any = None) -> Pictur
 
 
 def _lines(axes: Any, pair: tuple[str, str], rows: Sequence[Row]) -> None:
-    """Draw the rows of a backend and schedule, random and grouped, with their fastest number of
+    """Draw the rows of a backend and schedule, random and bucketed, with their fastest number of
     threads.
     """
     color, marker = _STYLES[pair]
     threads = min(rows, key=lambda row: row.rank_seconds).threads
-    for grouped in (False, True):
+    for bucketed in (False, True):
         points = sorted(
             (row.batch_size or 0, row.rank_seconds)
             for row in rows
-            if (row.threads, row.grouped) == (threads, grouped)
+            if (row.threads, row.bucketed) == (threads, bucketed)
         )
         sizes, seconds = np.transpose(points)
         axes.plot(
             sizes,
             seconds,
             color=color,
-            label=" ".join(pair) + (", grouped" if grouped else ""),
+            label=" ".join(pair) + (", bucketed" if bucketed else ""),
             marker=marker,
             markersize=5,
-            markerfacecolor="none" if grouped else color,
-            linestyle="--" if grouped else "-",
+            markerfacecolor="none" if bucketed else color,
+            linestyle="--" if bucketed else "-",
             linewidth=1.5,
         )

@@ -167,7 +167,7 @@ def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = N
     sorted batches.
 
     The batches are those of :class:`raglane.data.BatchSampler` in the orders ``random``,
-    ``grouped`` and ``sorted``.
+    ``bucketed`` and ``sorted``.
 
     Args:
         lengths: as for :func:`histogram`.
@@ -234,7 +234,7 @@ def waste(lengths: Any, batch_sizes: Any = None, *, seed: int = 0, axes: Any = N
 
 _ORDERS = {
     "random": EpochOrder.random(),
-    "bucketed": EpochOrder.grouped(),
+    "bucketed": EpochOrder.bucketed(),
     "sorted": EpochOrder.sorted(),
 }
 _STYLES = ((VERMILION, "o", "-"), (ORANGE, "s", "--"), (GREEN, "^", ":"))

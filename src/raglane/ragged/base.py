@@ -1,5 +1,8 @@
 """The fields of a ragged batch, and the properties that follow from them."""
 
+# To type checkers a Ragged is a Tensor; its own attributes are declared here.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 from typing import Any, Self
@@ -17,9 +20,10 @@ from raglane._utils.tracing import (
     refuse_jit_trace,
 )
 from raglane.errors import ArgumentTypeError, DimensionError, ShapeError
+from raglane.ragged.typed import Face
 
 
-class FlatBatch:
+class FlatBatch(Face):
     """The base of ``Ragged``: flat values, offsets and a copy of the lengths on the host.
 
     NOTE (host lengths): on a CPU the offsets are the only record of the sequences, and
@@ -29,7 +33,7 @@ class FlatBatch:
     """
 
     __slots__ = ("_host_lengths", "_offsets", "_values")
-    _values: Tensor
+    _values: Tensor  # type: ignore[assignment]
     _offsets: Tensor
     _host_lengths: Tensor | None
 
@@ -188,7 +192,7 @@ class FlatBatch:
         return self._values.shape[1:]
 
     @property
-    def shape(self) -> tuple[int | None, ...]:
+    def shape(self) -> tuple[Any, ...]:
         """``(B, None, *features)``: None for the steps, whose number differs."""
         return (self._count, None, *self._values.shape[1:])
 
@@ -320,8 +324,8 @@ class FlatBatch:
         lengths = self._known_lengths()
         if lengths is None or torch.compiler.is_compiling() or is_transformed(lengths):
             lengths = self._offsets.diff()
-        rule = f"called with at least {least} element(s) in each sequence"
-        self._needs_true(name, lengths >= least, rule, "a sequence with fewer")
+        rule = f"at least {least} for {name}"
+        self._needs_true("each length", lengths >= least, rule, "a sequence with fewer steps")
 
     def _needs_steps(self, name: str, exists: Tensor) -> None:
         """Raise if an index of steps does not exist."""

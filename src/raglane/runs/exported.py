@@ -86,7 +86,7 @@ class RunModule(nn.Module):
         if self.network.encoder.embedding is not None:
             return batch
         scaled = self.scale_in.apply(batch.values)
-        if self.missing == "error":
+        if self.missing == "raise":
             return batch.with_values(scaled)
         return batch.with_values(
             _filled(scaled, batch.offsets, self.missing, self._gaps(batch.values))
@@ -196,7 +196,7 @@ def _example(preprocessor: Preprocessor) -> Ragged:
     values = scale.invert(
         torch.randn(sum(lengths), len(preprocessor.channels), generator=generator)
     )
-    if preprocessor.missing != "error":
+    if preprocessor.missing != "raise":
         values[torch.rand(values.shape, generator=generator) < 0.1] = torch.nan
     return Ragged.from_flat(values, lengths=lengths)
 

@@ -100,11 +100,14 @@ def train_run(
             sources = sources or Sources(Source(None, None, ColumnNames(**columns)))
             if out is not None:
                 stack.enter_context(claimed(out, overwrite=overwrite))
+            sources = sources.with_parsed({})
             settings, records = _opened(sources.training, chosen, log)
             if out is None and name_folder is not None:
                 out = name_folder(settings)
                 stack.enter_context(claimed(out, overwrite=overwrite))
         sources, records, note = sources.by_characters(records, settings.task)
+        # Its columns would stay in memory during the training.
+        sources = sources.with_parsed(None)
         for line in (*role_lines(records), *filter(None, [note])):
             log(line)
         training, validation, test = read_parts(sources, records, settings, log)
@@ -433,7 +436,7 @@ def _divide(
 
 def _held_out(data: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None, str]:
     """Return the training and the validation part, and the rule of the split in words."""
-    if settings.missing == "error":
+    if settings.missing == "raise":
         # Before the split, so that the message counts in all sequences.
         data.refuse_missing()
     training, validation = hold_out(data, settings.validation_fraction, settings.seed)
@@ -481,7 +484,7 @@ def _planned(settings: Settings, training: Dataset, what: str) -> tuple[Settings
 def _report_too_long(settings: Settings, training: Dataset, log: Log) -> None:
     """Print the number of sequences that exceed a batch."""
     most = settings.batch_elements
-    words = {"drop": "left out", "split": "split", "alone": "batches of their own"}
+    words = {"drop": "left out", "chunk": "cut into chunks", "alone": "batches of their own"}
     if most is not None and settings.too_long in words:
         count = int((training.lengths.numpy() > most).sum())
         what = words[settings.too_long]

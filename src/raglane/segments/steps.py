@@ -94,6 +94,12 @@ def norm(values: Tensor, offsets: Tensor, p: float | str | None = 2) -> Tensor:
     return root(segments.sum(powers, offsets), exponent)
 
 
+def aminmax(values: Tensor, offsets: Tensor) -> Any:
+    """Return the least and greatest elements of each sequence."""
+    pair: Any = (segments.min(values, offsets), segments.max(values, offsets))
+    return torch.return_types.aminmax(pair)
+
+
 def count_nonzero(values: Tensor, offsets: Tensor) -> Tensor:
     """Return the number of elements of each sequence that are not 0."""
     return segments.sum(values != 0, offsets)

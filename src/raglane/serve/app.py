@@ -26,7 +26,7 @@ from pydantic import BaseModel, Field, StrictInt, StrictStr
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from raglane._utils.checks import check_count
+from raglane._utils.checks import check_count, check_real
 from raglane._utils.messages import message, quote, quote_all
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.report.page import render
@@ -102,6 +102,7 @@ def create_app(
     max_message: int = 4 * 2**20,
     origins: Sequence[str] = (),
     allow_hosts: Sequence[str] | None = (),
+    period: float | None = None,
     **options: Any,
 ) -> FastAPI:
     """Return an application that serves models; ``raglane serve`` runs it with uvicorn.
@@ -118,6 +119,8 @@ def create_app(
             this machine (``localhost``, 127.0.0.1), e.g. ``"example.org"``: without scheme and
             port. Requests with another header ``Host`` are refused, because a page can resolve its
             own name to the address of the server. None for any, which requires a token.
+        period: the seconds between two frames of a live stream. While results take longer, the
+            server is overloaded: it accepts no other streams. None to accept all that have a slot.
         **options: of the engines of runs and modules, see :class:`raglane.serve.Engine`; by default
             1,000 ``slots``, and ``idle`` after 300 seconds.
 
@@ -134,16 +137,26 @@ def create_app(
         check_token("token", token)
     clients = Clients(check_count("client_streams", client_streams))
     check_count("max_message", max_message)
+    if period is not None:
+        rule = "a number of seconds above 0, or None"
+        check_real("period", period, rule, lambda number: number > 0, "pass e.g. 0.032")
     hosts = Hosts(allow_hosts, token)
     sites = check_names("origins", origins, "https://example.org")
     defaults = {"slots": 1000, "idle": 300, "chunk": CHUNK}
     served = {
-        name: Served(name, model, **{**defaults, **options}) for name, model in models.items()
+        name: Served(name, model, period=period, **{**defaults, **options})
+        for name, model in models.items()
     }
     text = (
         "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
     )
-    app = FastAPI(title="Raglane", version=version("raglane"), description=text, lifespan=_lifespan)
+    app = FastAPI(
+        title="Raglane",
+        version=version("raglane"),
+        description=text,
+        lifespan=_lifespan,
+        strict_content_type=False,
+    )
     server = app.state.server = Server(served, clients, token, max_message, sites, hosts)
     app.include_router(_routes)
     for kind in (RequestValidationError, HTTPException, RaglaneError, Exception):
@@ -256,7 +269,7 @@ class Server:
     def engines(self) -> dict[str, dict[str, Any]]:
         """Return the statistics of the engines, by the names of their models."""
         return {
-            name: served.engine.stats()
+            name: {**served.engine.stats(), "lag_seconds": served.rounds.lag}
             for name, served in self.served.items()
             if served.engine is not None
         }
@@ -289,11 +302,13 @@ class Server:
                     socket.beat(now)
 
     def status(self) -> str:
-        """Return closing, failed or ok."""
-        works = all(statistics["works"] for statistics in self.engines().values())
+        """Return closing, failed, overloaded or ok."""
         if self.clients.is_closing:
             return "closing"
-        return "ok" if works else "failed"
+        if not all(statistics["works"] for statistics in self.engines().values()):
+            return "failed"
+        live = [served for served in self.served.values() if served.engine is not None]
+        return "overloaded" if any(served.rounds.is_overloaded for served in live) else "ok"
 
 
 @asynccontextmanager
@@ -390,8 +405,8 @@ async def page(server: _Server) -> Response:
 
 @_routes.get("/health")
 async def health(server: _Server) -> Response:
-    """Return the state of the server and of its models; 503 if an engine failed or the server
-    closes.
+    """Return the state of the server and of its models; 503 if an engine failed, or the server
+    closes or is overloaded.
     """
     models: dict[str, dict[str, Any]] = {}
     engines = server.engines()
@@ -447,15 +462,23 @@ async def model_is_ready(name: str, server: _Server) -> Response:
 async def _failed(_: Any, error: Exception) -> Response:
     """Answer with the message of an error."""
     if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        location = ".".join(map(str, first["loc"]))
-        error = RefusedError(
-            400, location, first["msg"], "as /openapi.json defines it", "correct it"
-        )
+        error = _refused(error.errors()[0])
     elif isinstance(error, HTTPException):
         error = RefusedError(error.status_code, str(error.detail))
     status = status_of(error)
     return _json({"error": error_text(error)}, status, _HEADERS.get(status))
+
+
+def _refused(first: Any) -> RefusedError:
+    """Return the refusal of a body that has another form."""
+    path = [str(name) for name in first["loc"] if name != "body"]
+    rule = str(first["msg"]).removeprefix("Input should be ").removesuffix(" required")
+    fix = "correct it; /openapi.json has the form of requests"
+    if first["type"] == "json_invalid":
+        return RefusedError(400, "body", str(first.get("ctx", {}).get("error")), "JSON", fix)
+    got = "nothing" if first["type"] == "missing" else quote(first.get("input"))
+    rule = "given" if first["type"] == "missing" else rule
+    return RefusedError(400, ".".join(path) or "body", got, rule, fix)
 
 
 class _Guard:
@@ -537,6 +560,7 @@ _GAUGES = {
     "slots": "The most open streams",
     "ready": "Streams with frames",
     "queued": "Frames that wait",
+    "lag_seconds": "Mean time from the first frame of a step to its last result",
     "longest": "Frames that wait of the stream with the most",
     "results": "Results that were not sent",
 }

@@ -11,7 +11,7 @@ import math
 import struct
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 from urllib.parse import quote as quoted
@@ -38,7 +38,7 @@ class State(NamedTuple):
 
 
 class _Stream:
-    """What a stream of a client remembers: the last state, and the frames since then."""
+    """A stream as its client remembers it: the last state, and the frames since then."""
 
     def __init__(self, number: int, state: State | None) -> None:
         self.number = number
@@ -71,7 +71,7 @@ class _Streams:
         facts = json.loads(text)
         if "error" in facts:
             raise ClosedError("server", facts["error"], "a server with this model", "correct it")
-        names = {part: facts[part]["datatype"] for part in ("frames", "results")}
+        names = {key: facts[key]["datatype"] for key in ("frames", "results")}
         if not set(names.values()) <= {*_DTYPES}:
             raise ArgumentError("model", f"one of {names}", "of FP32, FP64 or INT64", "convert it")
         self.dtype = np.dtype(_DTYPES[names["frames"]])
@@ -171,12 +171,12 @@ class _Streams:
             stream.error = kind("stream", answer["error"], "accepted by the server", "correct it")
         elif "state" in answer:
             stream.state = State(base64.b64decode(answer["state"]), answer["at"])
-            kept = stream.pushed - stream.at  # frames after the state
+            after = stream.pushed - stream.at  # frames after the state
             have = sum(map(len, stream.since))
-            while stream.since and have - len(stream.since[0]) >= kept:
+            while stream.since and have - len(stream.since[0]) >= after:
                 have -= len(stream.since.popleft())
-            if have > kept:
-                stream.since[0] = stream.since[0][have - kept :]
+            if have > after:
+                stream.since[0] = stream.since[0][have - after :]
             stream.states = max(0, stream.states - 1)
         elif "closed" in answer:
             stream.is_closed = True
@@ -310,6 +310,7 @@ class Client:
         self._settings = _settings(token)
         self._streams = _Streams(keep)
         self._connection: Any = None
+        self._open = ExitStack()  # of the connection
         self._connect(1)
 
     def open(self, state: State | None = None) -> ClientStream:
@@ -320,7 +321,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection and all streams."""
-        self._connection.close()
+        self._open.close()
 
     def __enter__(self) -> Self:
         return self
@@ -338,7 +339,9 @@ class Client:
             if count:
                 time.sleep(_FIRST_PAUSE * 2 ** (count - 1))
             try:
-                self._connection = connect(self._address, **self._settings)
+                self._open.close()
+                connection = connect(self._address, **self._settings)
+                self._connection = self._open.enter_context(connection)
                 self._streams.greet(self._connection.recv())
                 for message in self._streams.again():
                     self._connection.send(message)
@@ -429,6 +432,7 @@ class AsyncClient:
         self._settings = _settings(token)
         self._streams = _Streams(keep)
         self._connection: Any = None
+        self._open = AsyncExitStack()  # of the connection
         self._reader: asyncio.Task[None] | None = None
         self._failure: Exception | None = None
         self._later = deque[str | bytes]()  # messages of a new connection
@@ -450,7 +454,7 @@ class AsyncClient:
             self._reader.cancel()
             with suppress(asyncio.CancelledError):
                 await self._reader
-        await self._connection.close()
+        await self._open.aclose()
 
     async def open(self, state: State | None = None) -> AsyncClientStream:
         """See :meth:`Client.open`."""
@@ -466,7 +470,9 @@ class AsyncClient:
             if count:
                 await asyncio.sleep(_FIRST_PAUSE * 2 ** (count - 1))
             try:
-                self._connection = await connect(self._address, **self._settings)
+                await self._open.aclose()
+                connection = connect(self._address, **self._settings)
+                self._connection = await self._open.enter_async_context(connection)
                 self._streams.greet(await self._connection.recv())
                 self._later = deque(self._streams.again())
                 while self._later:

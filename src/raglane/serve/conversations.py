@@ -1,4 +1,4 @@
-"""What clients say over a WebSocket, and the answers: one live stream, or many. Without a task, and
+"""Conversations with clients over a WebSocket: one live stream, or many. Without a task, and
 without a clock: a link calls ``receive``, and rounds call ``answer``.
 """
 
@@ -42,7 +42,7 @@ class Link(Protocol):
 
 
 class Conversation:
-    """What conversations with one and with many streams share."""
+    """The base of conversations with one and with many streams."""
 
     def __init__(self, link: Link, served: Served, form: Form, clients: Clients, client: str):
         self.form = form

@@ -47,7 +47,7 @@ class Engine:
         features: the shape of a frame, if it does not follow from the first module.
         dtype: ``torch.int8`` for int8 weights of RNN, LSTM and GRU, as :func:`raglane.pack_weights`; None
             for those of the model.
-        nan: ``"refuse"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with
+        nan: ``"raise"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with
             ``missing`` passes them.
         idle: seconds after which an idle stream is closed; None for never.
         on_idle: a function of the stream that was closed. If it raises in the engine's thread,
@@ -78,7 +78,7 @@ class Engine:
         chunk: int | None = None,
         features: int | Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
-        nan: Literal["refuse", "pass"] = "refuse",
+        nan: Literal["raise", "pass"] = "raise",
         idle: float | None = None,
         on_idle: Callable[[Stream], object] | None = None,
     ) -> None:
@@ -86,7 +86,7 @@ class Engine:
         self.threads = check_whole("threads", threads, 1, most=_MOST_THREADS)
         self.max_queue = check_count("max_queue", max_queue)
         self.chunk = self.max_queue if chunk is None else check_count("chunk", chunk)
-        self.nan = check_choice("nan", nan, ("refuse", "pass"))
+        self.nan = check_choice("nan", nan, ("raise", "pass"))
         self.idle = None if idle is None else _seconds(idle)
         if on_idle is not None:
             check_kind(

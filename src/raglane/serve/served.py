@@ -61,7 +61,9 @@ class Served:
     whole sequences.
     """
 
-    def __init__(self, name: str, model: Any, **options: Any) -> None:
+    def __init__(
+        self, name: str, model: Any, *, period: float | None = None, **options: Any
+    ) -> None:
         self.name = name
         self.reason = ""
         self.run = None if isinstance(model, Engine | nn.Module | list | tuple) else model
@@ -74,7 +76,7 @@ class Served:
                     raise
                 self.reason = str(error)
         if self.engine is not None:
-            self.rounds = Rounds(self.engine)
+            self.rounds = Rounds(self.engine, period)
         self._forms: dict[Any, Columns | Binary] = {}
         # The last batch of each kind, which a request may join.
         self._batches: dict[Any, list[_Request]] = {}
@@ -192,14 +194,12 @@ class Served:
         """Return results as tensors of the Open Inference Protocol; for a run, its predictions
         too.
         """
-        shape = list(rows.shape)
-        datatype = DATATYPES[rows.dtype]
         tensors = [
             {
                 "name": "outputs",
-                "shape": shape,
-                "datatype": datatype,
-                "data": rows.flatten().tolist(),
+                "shape": list(rows.shape),
+                "datatype": DATATYPES[rows.dtype],
+                "data": self.streams.accepts.in_units(rows).flatten().tolist(),
             }
         ]
         for name, column in {} if self.run is None else self.answer(rows).items():
@@ -221,7 +221,9 @@ class Served:
         """
         self._check_options(options)
         columns = {} if self.run is None else self.streams.columns(rows, **options)
-        return {**columns, "outputs": rows.tolist()} if outputs or not columns else columns
+        if columns and not outputs:
+            return columns
+        return {**columns, "outputs": self.streams.accepts.in_units(rows).tolist()}
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         if self.run is None and options:
@@ -381,7 +383,7 @@ class Binary:
 
     def encode(self, rows: Tensor) -> Callable[[int, int], bytes]:
         """See :class:`raglane.serve.rounds.Form`."""
-        rows = rows.flatten(1)
+        rows = self._served.streams.accepts.in_units(rows).flatten(1)
         size = rows.shape[1] * rows.dtype.itemsize
         data = rows.contiguous().view(torch.uint8).numpy().tobytes()
         return lambda begin, end: data[begin * size : end * size]

@@ -142,7 +142,7 @@ def _rows(estimator: Any, X: Any, reset: bool) -> Dataset:  # noqa: N803
     """Return the rows of an array ``(n, L)`` as sequences of one channel."""
     rules: dict[str, Any] = {
         "dtype": np.float64,
-        "ensure_all_finite": True if estimator.missing == "error" else "allow-nan",
+        "ensure_all_finite": True if estimator.missing == "raise" else "allow-nan",
         "ensure_min_samples": 2
         if reset and estimator.validation_fraction and estimator.validation is None
         else 1,
@@ -255,7 +255,7 @@ class _Estimator(BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
         tags.input_tags.string = True
-        tags.input_tags.allow_nan = self.missing != "error"
+        tags.input_tags.allow_nan = self.missing != "raise"
         return tags
 
 

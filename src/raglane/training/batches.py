@@ -93,7 +93,13 @@ def chunked_order(
     streams = settings.batch_size
     steps = settings.bptt_steps or 1
     return TBPTTSampler(
-        whole.inputs, streams, steps, targets=targets, seed=settings.seed, ranks=ranks, rank=rank
+        whole.inputs,
+        streams,
+        steps,
+        targets=targets,
+        seed=settings.seed,
+        num_replicas=ranks,
+        rank=rank,
     )
 
 
@@ -103,11 +109,17 @@ def training_order(
     """Return the batch sampler of whole sequences."""
     limit = BatchLimit(sequences=settings.batch_size)
     if settings.batch_elements is not None:
-        limit = BatchLimit(elements=settings.batch_elements, too_long=settings.too_long)
-    kind = EpochOrder.grouped() if settings.bucket else EpochOrder.random()
-    shared = {"rank": rank, "ranks": ranks}
+        too_long: Any = settings.too_long  # one of its choices
+        limit = BatchLimit(elements=settings.batch_elements, too_long=too_long)
+    kind = EpochOrder.bucketed() if settings.bucket else EpochOrder.random()
     return BatchSampler(
-        lengths, limit, kind, seed=settings.seed, largest_first=settings.largest_first, **shared
+        lengths,
+        limit,
+        kind,
+        seed=settings.seed,
+        num_replicas=ranks,
+        rank=rank,
+        largest_first=settings.largest_first,
     )
 
 
@@ -129,8 +141,8 @@ def training_batches(
     """Return the sequences, possibly split, the batch sampler of a rank, and the usual number of
     elements per batch.
     """
-    if settings.batch_elements is not None and settings.too_long == "split":
-        training = training.cut(settings.batch_elements)
+    if settings.batch_elements is not None and settings.too_long == "chunk":
+        training = training.chunk(settings.batch_elements)
     # NumPy: torch takes 36 times as long for the sum.
     mean = int(training.lengths.cpu().numpy().sum(dtype=np.int64)) / max(len(training), 1)
     if settings.bptt_steps is not None:

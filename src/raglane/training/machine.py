@@ -123,7 +123,7 @@ def plan_batches(
     if settings.bptt_steps is not None:
         # At most one stream per sequence.
         return replace(settings, batch_size=max(min(chosen, len(training)), ranks)), advice.why
-    return replace(settings, batch_size=chosen, bucket=advice.best.grouped), advice.why
+    return replace(settings, batch_size=chosen, bucket=advice.best.bucketed), advice.why
 
 
 def _by_elements(settings: Settings, advice: Plan, longest: int, ranks: int) -> Settings:
@@ -132,7 +132,7 @@ def _by_elements(settings: Settings, advice: Plan, longest: int, ranks: int) -> 
     """
     best = advice.best_by_elements
     chosen = ranks * best.size
-    if ranks > 1 or settings.too_long == "refuse":
+    if ranks > 1 or settings.too_long == "raise":
         # BatchSampler requires this, so that each rank has a sequence in every step.
         chosen = max(chosen, longest if ranks == 1 else 3 * ranks * longest)
-    return replace(settings, batch_elements=chosen, bucket=best.grouped)
+    return replace(settings, batch_elements=chosen, bucket=best.bucketed)

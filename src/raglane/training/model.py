@@ -165,7 +165,7 @@ class ModelConfig(ModelSettings):
         if is_own(self.cell):
             options["cell"] = load_cell(self.cell)
         if self.has_plain_tokens:
-            return SequenceEncoder(self.input_size, embedding=self.embedding, **options)
+            return SequenceEncoder(self.width, num_embeddings=self.input_size, **options)
         encoder = SequenceEncoder(self.width, **options)
         if self.categories:
             encoder.embedding = Mixed(self.input_size - len(self.categories), self.embeddings)
@@ -288,7 +288,7 @@ class SequenceModel(nn.Module):
             out, _ = self.encoder.recurrent(self.encoder.embed(inputs))
             return self._changed(inputs, self._dropped(out).map(self.answers))
         encoded: Tensor | Ragged = self.encoder(inputs)
-        if isinstance(encoded, Tensor):
+        if not isinstance(encoded, Ragged):
             return self.answers(encoded)
         return self._changed(inputs, encoded.map(self.answers))
 

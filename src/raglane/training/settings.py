@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raglane._utils.messages import argument, quote
+from raglane._utils.messages import argument, quote, same_word
 from raglane.errors import ArgumentError
 from raglane.tasks import TASKS, Terms
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
@@ -27,9 +27,9 @@ INITIAL_STATES = ("zeros", "learned", "lengths")
 SCHEDULES = ("constant", "cosine", "plateau")
 CLASS_WEIGHTS = ("none", "balanced")
 OPTIMIZERS = ("adam", "adamw", "sgd", "rmsprop")
-MISSING = ("error", "zero", "forward", "elapsed")
+MISSING = ("raise", "zero", "forward", "elapsed")
 # The values of BatchLimit(too_long=...).
-TOO_LONG = ("refuse", "drop", "split", "alone")
+TOO_LONG = ("raise", "drop", "chunk", "alone")
 DEVICES = ("auto", "cpu", "cuda")
 ENGINES = ("processes", "ray")
 LOGGERS = ("tensorboard", "wandb", "mlflow")
@@ -162,6 +162,8 @@ class ModelSettings:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.cell, str):
+            object.__setattr__(self, "cell", same_word(self.cell, LAYERS))
         check(self)
         is_forwards = TASKS[self.task].is_forwards
         losses = TASKS[self.task].losses
@@ -268,7 +270,7 @@ class Settings(ModelSettings):
         unset="--batch-size decides",
     )
     too_long: str = option(
-        "refuse",
+        "raise",
         "Treatment of training sequences with more than --batch-elements elements.",
         TRAINING,
         choices=TOO_LONG,
@@ -364,7 +366,7 @@ class Settings(ModelSettings):
         _share("0.1"),
     )
     missing: str = option(
-        "error",
+        "raise",
         "Treatment of NaN or infinite features: an error, or fill them and add a was-missing channel each; elapsed: "
         "also add the time since the last observation, which --cell grud reads.",
         DATA,
@@ -404,15 +406,15 @@ class Settings(ModelSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         limit = argument("batch_elements")
-        is_unlimited = self.too_long != "refuse" and self.batch_elements is None
+        is_unlimited = self.too_long != "raise" and self.batch_elements is None
         self._refuse(
-            "too_long", is_unlimited, f"refuse without {limit}", f"pass {limit}, or leave it out"
+            "too_long", is_unlimited, f"raise without {limit}", f"pass {limit}, or leave it out"
         )
-        is_cut = self.too_long == "split" and self.task == "transcribe"
+        is_cut = self.too_long == "chunk" and self.task == "transcribe"
         self._refuse(
             "too_long",
             is_cut,
-            "another choice for the task transcribe, whose targets cannot be split",
+            "another choice for the task transcribe, whose targets cannot be cut",
         )
         fix = f"pass {argument('missing', 'elapsed')}, or choose another cell"
         self._refuse(
@@ -421,7 +423,7 @@ class Settings(ModelSettings):
             "elapsed for the cell grud",
             fix,
         )
-        rule = f"error, zero or forward for the task {self.task}"
+        rule = f"raise, zero or forward for the task {self.task}"
         self._refuse(
             "missing",
             self.missing == "elapsed" and TASKS[self.task].is_forwards,

@@ -27,7 +27,13 @@ _JSON_FACTOR = 32
 _LARGEST = sys.float_info.max
 # The parts of a file whose entries earlier formats named otherwise, and these entries.
 _PARTS = ("settings", "model", "preprocessor", "columns")
-_VALUES = {("pooling", "summary"): "final"}
+_VALUES = {
+    ("missing", "error"): "raise",
+    ("on_bad_row", "fail"): "raise",
+    ("pooling", "summary"): "final",
+    ("too_long", "refuse"): "raise",
+    ("too_long", "split"): "chunk",
+}
 _WORDS = {
     int: "a whole number",
     float: "a number",

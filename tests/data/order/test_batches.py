@@ -28,17 +28,17 @@ _LIMITS = st.one_of(
     st.builds(
         BatchLimit,
         elements=st.integers(8, 29),
-        too_long=st.sampled_from(["drop", "split", "alone"]),
+        too_long=st.sampled_from(["drop", "chunk", "alone"]),
     ),
 )
 _ORDERS = st.one_of(
     st.just(EpochOrder.random()),
     st.just(EpochOrder.sorted()),
-    st.builds(EpochOrder.grouped, pool=st.integers(1, 4), noise=st.sampled_from([0.0, 0.3])),
+    st.builds(EpochOrder.bucketed, pool=st.integers(1, 4), noise=st.sampled_from([0.0, 0.3])),
     st.builds(EpochOrder.windows, sequences=st.integers(1, 40), by_length=st.booleans()),
 )
 _MADE: st.SearchStrategy[dict[str, Any]] = st.builds(
-    dict, limit=_LIMITS, order=_ORDERS, seed=st.integers(0, 3), largest_first=st.booleans()
+    dict, batch_size=_LIMITS, order=_ORDERS, seed=st.integers(0, 3), largest_first=st.booleans()
 )
 
 
@@ -49,13 +49,15 @@ def _rows(batches: list[list[int]]) -> list[int]:
 def _items(lengths: list[int], limit: BatchLimit) -> dict[int, int]:
     """The rows of an epoch, and their lengths."""
     longest = limit.longest
-    if longest is None or limit.too_long in ("refuse", "alone"):
+    if longest is None or limit.too_long in ("raise", "alone"):
         return dict(enumerate(lengths))
     if limit.too_long == "drop":
         return {row: length for row, length in enumerate(lengths) if length <= longest}
     offsets = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int64)
     return dict(
-        enumerate(of_tensors(torch.zeros(int(offsets[-1])), offsets).cut(longest).lengths.tolist())
+        enumerate(
+            of_tensors(torch.zeros(int(offsets[-1])), offsets).chunk(longest).lengths.tolist()
+        )
     )
 
 
@@ -63,7 +65,7 @@ def _items(lengths: list[int], limit: BatchLimit) -> dict[int, int]:
 def test_every_sequence_comes_once_in_batches_that_keep_the_limit(
     lengths: list[int], made: dict[str, Any]
 ) -> None:
-    batches, limit = BatchSampler(lengths, **made), made["limit"]
+    batches, limit = BatchSampler(lengths, **made), made["batch_size"]
     items = _items(lengths, limit)
     longest = limit.longest
     assert batches.too_long == (
@@ -127,15 +129,15 @@ def test_resuming_gives_exactly_the_batches_that_remain(
 def test_another_number_of_ranks_covers_what_remained() -> None:
     lengths = np.random.default_rng(0).integers(1, 40, 700)
     for limit in (BatchLimit(sequences=48), BatchLimit(elements=1200)):
-        for order in (EpochOrder.random(), EpochOrder.grouped(pool=4)):
+        for order in (EpochOrder.random(), EpochOrder.bucketed(pool=4)):
             steps = list(BatchSampler(lengths, limit, order))
-            first = BatchSampler(lengths, limit, order, ranks=4, rank=1)
+            first = BatchSampler(lengths, limit, order, num_replicas=4, rank=1)
             iterator = iter(first)
             for _ in range(5):
                 next(iterator)
             rest = []
             for rank in range(6):
-                other = BatchSampler(lengths, limit, order, ranks=6, rank=rank)
+                other = BatchSampler(lengths, limit, order, num_replicas=6, rank=rank)
                 other.load_state_dict(first.state_dict())
                 rest += _rows(list(other))
             assert sorted(rest) == sorted(_rows(steps[5:]))
@@ -155,7 +157,8 @@ def test_ranks_without_a_sequence_in_a_step_are_idle(lengths: list[int], limit: 
     steps = list(BatchSampler(lengths, limit))
     for ranks in (2, 3, 64):
         shares = [
-            list(BatchSampler(lengths, limit, ranks=ranks, rank=rank)) for rank in range(ranks)
+            list(BatchSampler(lengths, limit, num_replicas=ranks, rank=rank))
+            for rank in range(ranks)
         ]
         assert {len(share) for share in shares} == {len(steps)}
         for step, whole in enumerate(steps):
@@ -166,13 +169,13 @@ def test_ranks_without_a_sequence_in_a_step_are_idle(lengths: list[int], limit: 
 
 def test_ranks_have_equal_work() -> None:
     lengths = np.random.default_rng(0).lognormal(3, 0.7, 20_000).astype(np.int64) + 1
-    for order in (EpochOrder.random(), EpochOrder.grouped()):
+    for order in (EpochOrder.random(), EpochOrder.bucketed()):
         for ranks in (2, 8, 64):
             limit = BatchLimit(sequences=32 * ranks)
             step = lengths[next(iter(BatchSampler(lengths, limit, order)))]
             for rank in (0, 1):
                 work = lengths[
-                    next(iter(BatchSampler(lengths, limit, order, ranks=ranks, rank=rank)))
+                    next(iter(BatchSampler(lengths, limit, order, num_replicas=ranks, rank=rank)))
                 ].sum()
                 assert abs(work / (step.sum() / ranks) - 1) < 0.015 or work == step.max()
 
@@ -185,7 +188,7 @@ def test_the_largest_batch_is_the_first_of_all_epochs() -> None:
         BatchLimit(padded=2000),
         BatchLimit(sequences=40, elements=1500),
     ):
-        for order in (EpochOrder.random(), EpochOrder.grouped(), EpochOrder.windows(500)):
+        for order in (EpochOrder.random(), EpochOrder.bucketed(), EpochOrder.windows(500)):
             batches = BatchSampler(lengths, limit, order, largest_first=True)
             first, *others = list(batches)
             second = list(batches)
@@ -202,7 +205,7 @@ def test_the_largest_batch_is_the_first_of_all_epochs() -> None:
 
 def test_epochs_and_seeds_differ_in_company_and_order() -> None:
     lengths = np.random.default_rng(1).integers(1, 100, 640)
-    for order in (EpochOrder.random(), EpochOrder.grouped(pool=10), EpochOrder.windows(160)):
+    for order in (EpochOrder.random(), EpochOrder.bucketed(pool=10), EpochOrder.windows(160)):
         seen, companies = set(), set()
         for seed in (0, 1):
             batches = BatchSampler(
@@ -229,17 +232,17 @@ def test_orders_are_what_they_say() -> None:
         )
 
     assert waste(EpochOrder.random()) > 0.6
-    assert waste(EpochOrder.grouped(pool=1)) > 0.6
-    assert 0.2 < waste(EpochOrder.grouped(pool=8)) < 0.4
+    assert waste(EpochOrder.bucketed(pool=1)) > 0.6
+    assert 0.2 < waste(EpochOrder.bucketed(pool=8)) < 0.4
     # One pool has them all.
     assert (
         waste(EpochOrder.sorted())
-        <= waste(EpochOrder.grouped())
+        <= waste(EpochOrder.bucketed())
         < 0.05
-        < waste(EpochOrder.grouped(pool=50))
+        < waste(EpochOrder.bucketed(pool=50))
         < 0.2
     )
-    assert waste(EpochOrder.grouped()) + 0.02 < waste(EpochOrder.grouped(noise=0.3)) < 0.5
+    assert waste(EpochOrder.bucketed()) + 0.02 < waste(EpochOrder.bucketed(noise=0.3)) < 0.5
     assert waste(EpochOrder.windows(1600)) < 0.2
     assert waste(EpochOrder.windows(1600, by_length=False)) > 0.6
     batches = BatchSampler(
@@ -297,7 +300,7 @@ def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
     lengths = np.random.default_rng(0).integers(1, 50, 100_000)
     for limit in (BatchLimit(sequences=10), BatchLimit(elements=250), BatchLimit(padded=400)):
         asked.clear()
-        stopped = BatchSampler(lengths, limit, EpochOrder.grouped(pool=50))
+        stopped = BatchSampler(lengths, limit, EpochOrder.bucketed(pool=50))
         iterator = iter(stopped)
         for _ in range(520):
             next(iterator)
@@ -305,7 +308,7 @@ def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
         assert len(asked) < 14
         asked.clear()
         state = stopped.state_dict(517)
-        resumed = BatchSampler(lengths, limit, EpochOrder.grouped(pool=50))
+        resumed = BatchSampler(lengths, limit, EpochOrder.bucketed(pool=50))
         resumed.load_state_dict(state)
         next(iter(resumed))
         assert set(asked) == {state["pool"]}
@@ -316,32 +319,38 @@ def test_no_more_is_arranged_than_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
     ("lengths", "arguments", "error", "words"),
     [
         ([1.5], {}, ArgumentTypeError, "lengths must be .*got torch.float"),
-        ([1], {"limit": 2}, ArgumentTypeError, "limit must be .*got 2"),
+        ([1], {"batch_size": 0}, ArgumentError, "batch_size must be at least 1, got 0"),
+        ([1], {"batch_size": None}, ArgumentError, "batch_size must be a whole number, .*got None"),
+        ([1], {"max_elements": "9"}, ArgumentTypeError, "max_elements must be .*got '9'"),
+        ([1], {"too_long": "split"}, ArgumentError, "too_long must be one of .*got 'split'"),
         ([1], {"seed": 2**63}, ArgumentError, "seed must be at most 9223372036854775807, got"),
-        ([1], {"order": "random"}, ArgumentTypeError, "order must be .*got 'random'"),
-        ([1], {"ranks": 2, "rank": 2}, ArgumentError, "rank must be at most 1, got 2"),
+        ([1], {"order": "bogus"}, ArgumentError, "order must be one of random.*got 'bogus'"),
+        ([1], {"order": 3}, ArgumentTypeError, "order must be .*got 3"),
+        ([1], {"order": "sorted", "bucket": True}, ArgumentError, "bucket must be False.*sorted"),
+        ([1], {"num_replicas": 2, "rank": 2}, ArgumentError, "rank must be at most 1, got 2"),
     ],
 )
 def test_bad_arguments(
     lengths: Any, arguments: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        BatchSampler(lengths, **({"limit": BatchLimit(sequences=2)} | arguments))
+        BatchSampler(lengths, **({"batch_size": 2} | arguments))
 
 
 def test_bad_orders() -> None:
-    refused(["pool must be ", "got 0"], EpochOrder.grouped, pool=0, error=ArgumentError)
-    refused(["noise must be ", "got 1.5"], EpochOrder.grouped, noise=1.5, error=ArgumentError)
+    refused(["kind must be one of ", "got 'bogus'"], EpochOrder, "bogus", error=ArgumentError)
+    refused(["pool must be ", "got 0"], EpochOrder.bucketed, pool=0, error=ArgumentError)
+    refused(["noise must be ", "got 1.5"], EpochOrder.bucketed, noise=1.5, error=ArgumentError)
     refused(["sequences must be ", "got 0"], EpochOrder.windows, 0, error=ArgumentError)
 
 
 def test_numbers_of_numpy_are_ints() -> None:
     one: Any = np.int64(1)
-    limit, order = BatchLimit(sequences=2 * one), EpochOrder.grouped(pool=3 * one)
-    batches = BatchSampler([3, 1, 2], limit, order, seed=5 * one, ranks=2 * one, rank=one)
+    limit, order = BatchLimit(sequences=2 * one), EpochOrder.bucketed(pool=3 * one)
+    batches = BatchSampler([3, 1, 2], limit, order, seed=5 * one, num_replicas=2 * one, rank=one)
     assert json.loads(json.dumps(batches.state_dict())) == batches.state_dict()
     assert list(batches) == list(
-        BatchSampler([3, 1, 2], BatchLimit(sequences=2), order, seed=5, ranks=2, rank=1)
+        BatchSampler([3, 1, 2], BatchLimit(sequences=2), order, seed=5, num_replicas=2, rank=1)
     )
 
 
@@ -353,7 +362,7 @@ def test_a_state_of_others_is_refused() -> None:
         for other, words in (
             (BatchSampler([*lengths[:-1], 200], limit), "elements = 19901, got elements = 19900"),
             (BatchSampler(lengths, BatchLimit(sequences=1)), "batch_"),
-            (BatchSampler(lengths, limit, EpochOrder.grouped()), "order"),
+            (BatchSampler(lengths, limit, EpochOrder.bucketed()), "order"),
             (BatchSampler(lengths, limit, seed=1), "seed"),
         ):
             with pytest.raises(ArgumentError, match=words):
@@ -377,3 +386,36 @@ def test_a_state_of_others_is_refused() -> None:
         batches.state_dict() | {"done": 200},
         error=ArgumentError,
     )
+
+
+def test_arguments_in_place_of_a_limit_and_an_order() -> None:
+    lengths = torch.randint(1, 40, (300,))
+    for arguments, limit, order in (
+        ({"batch_size": 9}, BatchLimit(sequences=9), EpochOrder.random()),
+        ({"batch_size": 9, "bucket": True}, BatchLimit(sequences=9), EpochOrder.bucketed()),
+        ({"max_elements": 90, "order": "bucketed"}, BatchLimit(elements=90), EpochOrder.bucketed()),
+        ({"max_padded": 90, "order": "sorted"}, BatchLimit(padded=90), EpochOrder.sorted()),
+        (
+            {"max_elements": 30, "too_long": "chunk", "order": "random"},
+            BatchLimit(elements=30, too_long="chunk"),
+            EpochOrder.random(),
+        ),
+    ):
+        found: Any = BatchSampler(lengths, **arguments)
+        assert list(found) == list(BatchSampler(lengths, limit, order))
+    assert repr(BatchSampler([3] * 1200, 9, num_replicas=2, rank=1)) == (
+        "BatchSampler(1,200 sequences; batches of 9 sequences; random, rank 1 of 2)"
+    )
+
+
+def test_the_process_group_is_read_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = BatchSampler([3, 1, 2], 2, num_replicas="auto")
+    assert (alone.num_replicas, alone.rank) == (1, 0)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 2)
+    assert BatchSampler([3, 1, 2], 2).num_replicas == 1
+    grouped = BatchSampler([3, 1, 2], 2, num_replicas="auto")
+    assert (grouped.num_replicas, grouped.rank) == (3, 2)
+    with pytest.raises(ArgumentError, match=r"rank must be .*Leave rank out"):
+        BatchSampler([3, 1, 2], 2, num_replicas="auto", rank=1)

@@ -29,21 +29,21 @@ _PLACES = np.arange(4000) * 7919 % 61
         (
             _PLACES * 3000,
             BatchLimit(sequences=32),
-            EpochOrder.grouped(5, noise=0.2),
+            EpochOrder.bucketed(5, noise=0.2),
             1,
             "869e4d425ceb897f",
         ),
         (_PLACES, BatchLimit(sequences=32), EpochOrder.windows(700), 2, "7c81a6525505b7e5"),
         (
             _PLACES,
-            BatchLimit(elements=600, too_long="split"),
-            EpochOrder.grouped(5),
+            BatchLimit(elements=600, too_long="chunk"),
+            EpochOrder.bucketed(5),
             2,
             "53fcb6a56188016c",
         ),
         (
             _PLACES,
-            BatchLimit(elements=50, too_long="split"),
+            BatchLimit(elements=50, too_long="chunk"),
             EpochOrder.sorted(),
             1,
             "536c8302d1b4d73d",
@@ -58,7 +58,7 @@ _PLACES = np.arange(4000) * 7919 % 61
         (
             _PLACES * 3000,
             BatchLimit(9, 90_000, too_long="drop"),
-            EpochOrder.grouped(5),
+            EpochOrder.bucketed(5),
             1,
             "8abae9c5dbbfb811",
         ),
@@ -69,7 +69,7 @@ _PLACES = np.arange(4000) * 7919 % 61
             1,
             "6d267d552b73a1ec",
         ),
-        (_PLACES, BatchLimit(padded=700), EpochOrder.grouped(5, noise=0.2), 1, "e442834d3ba8c9a0"),
+        (_PLACES, BatchLimit(padded=700), EpochOrder.bucketed(5, noise=0.2), 1, "e442834d3ba8c9a0"),
     ],
 )
 def test_batches_are_those_that_were_recorded(
@@ -78,7 +78,7 @@ def test_batches_are_those_that_were_recorded(
     found = hashlib.sha256()
     for rank in range(ranks):
         batches = BatchSampler(
-            lengths, limit, order, seed=7, largest_first=True, ranks=ranks, rank=rank
+            lengths, limit, order, seed=7, largest_first=True, num_replicas=ranks, rank=rank
         )
         found.update(json.dumps([list(batches), list(batches), batches.state_dict(1)]).encode())
     assert found.hexdigest()[:16] == digest
@@ -102,13 +102,13 @@ def test_lengths_in_a_file_stay_there_and_give_the_same_batches(tmp_path: Path, 
         BatchLimit(padded=4000, too_long="alone"),
     ):
         tracemalloc.start()
-        batches = BatchSampler(known, limit, EpochOrder.grouped(3), seed=2)
+        batches = BatchSampler(known, limit, EpochOrder.bucketed(3), seed=2)
         iterator = iter(batches)
         first = [next(iterator) for _ in range(5)]
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert most < lengths.nbytes / 2
-        wanted = BatchSampler(lengths, limit, EpochOrder.grouped(3), seed=2)
+        wanted = BatchSampler(lengths, limit, EpochOrder.bucketed(3), seed=2)
         iterator = iter(wanted)
         assert first == [next(iterator) for _ in range(5)]
         assert batches.state_dict() == wanted.state_dict()
@@ -122,9 +122,9 @@ def test_a_file_that_is_mapped_to_be_written_is_copied(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int32, np.int64, np.uint64])
-@pytest.mark.parametrize("too_long", ["drop", "split", "alone"])
+@pytest.mark.parametrize("too_long", ["drop", "chunk", "alone"])
 def test_lengths_in_blocks_are_as_a_whole(
-    monkeypatch: pytest.MonkeyPatch, dtype: Any, too_long: str
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, too_long: Any
 ) -> None:
     chance = np.random.default_rng(0)
     for count in range(0, 30, 3):

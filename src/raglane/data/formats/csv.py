@@ -41,6 +41,7 @@ from raglane._utils.messages import argument, count_of, quote, quote_all, requir
 from raglane.data.dates import is_date
 from raglane.data.decimals import CommaColumns, Entries
 from raglane.data.formats.base import (
+    Parsed,
     check_readable,
     data_error,
     decode,
@@ -62,9 +63,18 @@ from raglane.data.typed import Column, Written, numbers_in
 
 def read(path: Path, columns: Columns) -> Records:
     """Read a CSV file in long form."""
+    return parse(path, columns)(columns)
+
+
+def parse(path: Path, columns: Columns) -> Parsed:
+    """Parse a CSV file to typed columns, once for all tasks."""
     entries, notes = entries_of(path, columns)
-    records = read_columns(path, entries, columns)
-    return replace(records, notes=(*notes, *records.notes))
+
+    def records(asked: Columns) -> Records:
+        result = read_columns(path, entries, asked)
+        return replace(result, notes=(*notes, *result.notes))
+
+    return records
 
 
 def entries_of(

@@ -115,6 +115,7 @@ def grouped(
     ids = np.array(["0"], dtype=object)
     if id_name is not None:
         codes, ids = joined[id_name].codes()
+        _check_joined(path, table, roles, len(ids))
         _check_ids(path, joined[id_name], ids, codes, id_name, rows)
     times = (
         np.arange(len(rows)) if time is None else _times(path, joined[time], time, rows, columns)
@@ -141,6 +142,13 @@ def _unused(columns: Columns) -> tuple[str, ...]:
     if not names:
         return ()
     return (f"not used, since there is no time column: {', '.join(map(columns_argument, names))}",)
+
+
+def _check_joined(path: Path, table: Mapping[str, Column], roles: Roles, count: int) -> None:
+    """Raise a DataError if different ids of several columns are one when they are joined."""
+    if len(roles.id) > 1 and Facts(table).different(*roles.id) != count:
+        got = f"ids of {', '.join(map(quote, roles.id))} that are alike with / between them"
+        raise data_error(path, got, "a file whose ids differ", "make one column of them")
 
 
 def _check_ids(

@@ -32,7 +32,7 @@ _MOST_BAD = 1_000
 Start = tuple[int, ...]
 """The position of a piece in a file, in numbers that depend on the format; () is the beginning."""
 
-ON_BAD_ROW = ("fail", "skip")
+ON_BAD_ROW = ("raise", "skip")
 # The file that lists skipped rows.
 SKIPPED = "skipped.jsonl"
 

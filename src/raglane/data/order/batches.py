@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.utils.data import Sampler
 
-from raglane._utils.checks import check_flag, check_kind, check_whole
+from raglane._utils.checks import check_choice, check_flag, check_kind, check_whole
 from raglane.data.epochs import Epochs
 from raglane.data.order.limit import TOO_LONG, BatchLimit, settle
 from raglane.data.order.order import KINDS, EpochOrder, EpochPools, descending_keys, key_of
@@ -23,7 +23,6 @@ from raglane.errors import ArgumentError
 
 _Integers = npt.NDArray[np.int64]
 
-_RANDOM = EpochOrder.random()
 _NONE = np.empty(0, np.int64)
 # With fewer bins a heap is faster than rounds of NumPy calls, each of which assigns about one size
 # per bin.
@@ -64,12 +63,11 @@ class _Epoch:
 class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
     """A batch sampler for sequences of different lengths, for a DataLoader's ``batch_sampler``.
 
-    ``limit`` is the size of a batch and ``order`` the order of the sequences. Every sequence comes
-    exactly once per epoch. Batches are a function of the lengths, ``limit``, ``order``, ``seed``
-    and the number of the epoch. So a state is a few integers, and any batch is found without
-    computing those before it.
+    Every sequence comes exactly once per epoch. Batches are a function of the lengths, the limits
+    of a batch, the order, ``seed`` and the number of the epoch. So a state is a few integers, and
+    any batch is found without computing those before it.
 
-    With several ranks the limit applies to a step: the batches of all ranks together. The sequences
+    With several ranks the limits apply to a step: the batches of all ranks together. The sequences
     of a step are distributed longest first, each to the rank with the fewest elements. So all ranks
     have equally many steps of about the same work, and a run that resumes with another number of
     ranks covers the remaining sequences. If a step has fewer sequences than ranks, the batches of
@@ -81,18 +79,28 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
     Args:
         lengths: ``(B,)`` integers, each at least 0: list, NumPy array or tensor. They are copied,
             unless they are in a mapped file.
-        limit: the size of a batch.
-        order: the order of the sequences.
+        batch_size: the number of sequences in a batch; None without this limit. Or the
+            ``memory_limit`` of a :func:`plan <raglane.plan>`, which contains all limits.
+        order: the order of the sequences, for others than ``bucket`` selects: ``"random"``,
+            ``"bucketed"``, ``"sorted"``, or an :class:`~raglane.data.EpochOrder`.
+        bucket: True for batches of similar lengths (bucketing), False for random ones.
+        max_elements: the largest number of elements in a batch.
+        max_padded: the largest number of elements after padding to the longest sequence.
+        too_long: treatment of a sequence that exceeds ``max_elements`` or ``max_padded``:
+            ``"raise"``; ``"drop"`` leaves it out; ``"chunk"`` replaces it by pieces, see
+            :meth:`Dataset.chunk <raglane.data.Dataset.chunk>`; ``"alone"`` makes it a batch.
         seed: 0 or above.
-        ranks: the number of processes that train together, at least 1.
-        rank: the number of this process, from 0.
+        num_replicas: the number of processes that train together, as for torch's
+            DistributedSampler; ``"auto"`` takes the size of the process group of
+            ``torch.distributed``, or 1 without one. Leave it out under Hugging Face accelerate,
+            which distributes the batches itself.
+        rank: the number of this process, from 0; read with ``num_replicas="auto"``.
         largest_first: begin the first epoch with the longest sequences, as many as fit in a batch.
             Any other batch requires at most the memory of one more sequence, so memory runs out in
             the first step or never.
 
     Attributes:
-        too_long: the number of sequences that are longer than a batch; ``limit.too_long`` is their
-            treatment.
+        too_long: the number of sequences that are longer than a batch.
 
     Raises:
         ArgumentTypeError: an argument has the wrong type.
@@ -100,12 +108,11 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         ArgumentError: a length or a number is too small, or a sequence does not fit in a batch.
 
     Example:
-        >>> batches = BatchSampler([5, 1, 9, 2, 8, 1], BatchLimit(sequences=2), EpochOrder.sorted())
+        >>> batches = BatchSampler([5, 1, 9, 2, 8, 1], batch_size=2, order="sorted")
         >>> list(batches), len(batches)
         ([[2, 4], [0, 3], [1, 5]], 3)
-        >>> limit = BatchLimit(sequences=4)
         >>> for rank in (0, 1):
-        ...     print(list(BatchSampler([5, 1, 9, 2, 8, 1], limit, EpochOrder.sorted(), ranks=2, rank=rank)))
+        ...     print(list(BatchSampler([5, 1, 9, 2, 8, 1], 4, "sorted", num_replicas=2, rank=rank)))
         [[2], [3]]
         [[4, 0], [1, 5]]
     """
@@ -115,26 +122,24 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
     def __init__(
         self,
         lengths: Sequence[int] | npt.NDArray[Any] | Tensor,
-        limit: BatchLimit,
-        order: EpochOrder = _RANDOM,
+        batch_size: int | BatchLimit | None = None,
+        order: EpochOrder | Literal["random", "bucketed", "sorted"] | None = None,
         *,
+        bucket: bool = False,
+        max_elements: int | None = None,
+        max_padded: int | None = None,
+        too_long: Literal["raise", "drop", "chunk", "alone"] = "raise",
         seed: int = 0,
-        ranks: int = 1,
+        num_replicas: int | Literal["auto"] = 1,
         rank: int = 0,
         largest_first: bool = False,
     ) -> None:
         super().__init__()
-        check_kind(
-            "limit", limit, BatchLimit, "a BatchLimit", "pass e.g. rl.data.BatchLimit(sequences=32)"
-        )
-        check_kind(
-            "order", order, EpochOrder, "an EpochOrder", "pass e.g. rl.data.EpochOrder.grouped()"
-        )
+        limit = _limit_of(batch_size, max_elements, max_padded, too_long)
         self.limit = limit
-        self.order = order
+        self.order = _order_of(order, check_flag("bucket", bucket))
         self.seed = check_whole("seed", seed, 0, most=2**63 - 1)
-        self.ranks = check_whole("ranks", ranks, 1)
-        self.rank = check_whole("rank", rank, 0, most=self.ranks - 1)
+        self.num_replicas, self.rank = replicas(num_replicas, rank)
         self.largest_first = check_flag("largest_first", largest_first)
         self._settled = settled = settle(lengths, limit)
         self._lengths = settled.lengths
@@ -144,6 +149,11 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
             settled.elements / max(len(settled.lengths) - len(settled.dropped), 1)
         )
         self._current: _Epoch | None = None
+
+    def __repr__(self) -> str:
+        ranks = f", rank {self.rank} of {self.num_replicas}" if self.num_replicas > 1 else ""
+        count = len(self._lengths)
+        return f"BatchSampler({count:,} sequences; batches of {self.limit}; {self.order}{ranks})"
 
     def __len__(self) -> int:
         """The number of batches in this epoch, the same on every rank.
@@ -161,7 +171,7 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
             first 0, last ``M``.
 
         Example:
-            >>> BatchSampler([5, 1, 9, 2, 8, 1], BatchLimit(sequences=4), EpochOrder.sorted()).whole()
+            >>> BatchSampler([5, 1, 9, 2, 8, 1], batch_size=4, order="sorted").whole()
             (array([2, 4, 0, 3, 1, 5]), array([0, 3, 6]))
         """
         epoch = self._epoch()
@@ -191,8 +201,8 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
         """Return the rows of a step that belong to this rank."""
         batches = (
             rows
-            if self.ranks == 1
-            else rows[assign_ranks(self._lengths[rows], self.ranks) == self.rank]
+            if self.num_replicas == 1
+            else rows[assign_ranks(self._lengths[rows], self.num_replicas) == self.rank]
         )
         return batches.tolist()
 
@@ -305,6 +315,51 @@ class BatchSampler(Epochs[list[int]], Sampler[list[int]]):
                 break
             chosen.append(index)
         return np.sort(in_order[chosen])
+
+
+def _limit_of(batch_size: Any, elements: Any, padded: Any, too_long: Any) -> BatchLimit:
+    """Return the limit of a batch from the arguments of a sampler."""
+    if isinstance(batch_size, BatchLimit):
+        return batch_size
+    sizes = {"batch_size": batch_size, "max_elements": elements, "max_padded": padded}
+    chosen = {
+        name: check_whole(name, size, 1, most=2**63 - 1)
+        for name, size in sizes.items()
+        if size is not None
+    }
+    if not chosen:
+        rule = "a whole number, without max_elements and max_padded"
+        raise ArgumentError("batch_size", "None", rule, "pass e.g. batch_size=32")
+    treatment: Any = check_choice("too_long", too_long, TOO_LONG)
+    return BatchLimit(
+        chosen.get("batch_size"), chosen.get("max_elements"), chosen.get("max_padded"), treatment
+    )
+
+
+def _order_of(order: Any, bucket: bool) -> EpochOrder:
+    """Return the order of a sampler from its arguments."""
+    if order is None:
+        return EpochOrder.bucketed() if bucket else EpochOrder.random()
+    names = ("random", "bucketed", "sorted")
+    if isinstance(order, str):
+        order = EpochOrder(check_choice("order", order, names), by_length=order != "random")
+    rule = f"one of {', '.join(names)}, or an EpochOrder"
+    check_kind("order", order, EpochOrder, rule, "pass e.g. order='sorted'")
+    if bucket and order.kind != "bucketed":
+        fix = "leave one of bucket and order out"
+        raise ArgumentError("bucket", "True", f"False with the order {order}", fix)
+    return order
+
+
+def replicas(num_replicas: Any, rank: Any) -> tuple[int, int]:
+    """Return the number of processes and the number of this one, by request those of torch."""
+    if isinstance(num_replicas, str) and num_replicas == "auto":
+        check_whole("rank", rank, 0, "leave rank out with num_replicas='auto'", most=0)
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return 1, 0
+        return distributed.get_world_size(), distributed.get_rank()
+    count = check_whole("num_replicas", num_replicas, 1, "pass a number of processes, or 'auto'")
+    return count, check_whole("rank", rank, 0, most=count - 1)
 
 
 def assign_ranks(lengths: npt.NDArray[np.integer], ranks: int) -> _Integers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ from raglane.errors import ArgumentError
 _Integers = npt.NDArray[np.int64]
 _Lengths = npt.NDArray[np.integer]
 
-TOO_LONG = ("refuse", "drop", "split", "alone")
+TOO_LONG = ("raise", "drop", "chunk", "alone")
 """The ways to treat a sequence that is longer than a batch."""
 
 # Lengths are read in blocks of this many, which fit the processor's cache.
@@ -41,8 +41,8 @@ class BatchLimit:
         elements: elements in a batch.
         padded: elements of the batch after padding to its longest sequence.
         too_long: treatment of a sequence that is longer than ``elements`` or ``padded``:
-            ``"refuse"`` raises an error; ``"drop"`` leaves it out; ``"split"`` replaces it by
-            pieces, see :meth:`Dataset.cut <raglane.data.Dataset.cut>`; ``"alone"`` makes it a batch
+            ``"raise"`` raises an error; ``"drop"`` leaves it out; ``"chunk"`` replaces it by
+            pieces, see :meth:`Dataset.chunk <raglane.data.Dataset.chunk>`; ``"alone"`` makes it a batch
             of its own.
 
     Raises:
@@ -57,7 +57,7 @@ class BatchLimit:
     sequences: int | None = None
     elements: int | None = None
     padded: int | None = None
-    too_long: str = "refuse"
+    too_long: Literal["raise", "drop", "chunk", "alone"] = "raise"
 
     def __post_init__(self) -> None:
         for name in ("sequences", "elements", "padded"):
@@ -180,7 +180,7 @@ class Settled:
 
 
 def settle(lengths: Any, limit: BatchLimit) -> Settled:
-    """Check the lengths, and drop, split or refuse sequences that are longer than a batch."""
+    """Check the lengths, and drop, chunk or refuse sequences that are longer than a batch."""
     tensor = given_lengths(lengths)
     array: _Lengths = tensor.numpy()
     elements, longest = _survey(array, tensor)
@@ -188,7 +188,7 @@ def settle(lengths: Any, limit: BatchLimit) -> Settled:
     if most is None or longest <= most:
         return Settled(_held(array, longest), np.empty(0, np.int64), 0, elements, longest)
     over = np.concatenate([start + np.flatnonzero(block > most) for start, block in _blocks(array)])
-    if limit.too_long == "refuse":
+    if limit.too_long == "raise":
         index = int(over[0])
         got = f"{int(array[index]):,} at index {index}" + f", and {len(over) - 1:,} more" * (
             len(over) > 1
@@ -197,7 +197,7 @@ def settle(lengths: Any, limit: BatchLimit) -> Settled:
         raise ArgumentError("lengths", got, f"at most the size of a batch, {limit}", fix)
     if limit.too_long == "alone":
         return Settled(_held(array, longest), np.empty(0, np.int64), len(over), elements, longest)
-    if limit.too_long == "split":
+    if limit.too_long == "chunk":
         pieces = pieces_of(array.astype(np.int64), most)[1]
         return Settled(_held(pieces, most), np.empty(0, np.int64), len(over), elements, most)
     elements -= int(array[over].sum(dtype=np.int64))

@@ -9,10 +9,10 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.checks import check_flag, check_real, check_whole
+from raglane._utils.checks import check_choice, check_flag, check_real, check_whole
 from raglane.data.order.limit import BatchLimit
 
-KINDS = ("random", "sorted", "grouped", "windows")
+KINDS = ("random", "sorted", "bucketed", "windows")
 
 _Integers = npt.NDArray[np.int64]
 _Bits = npt.NDArray[np.uint64]
@@ -34,19 +34,19 @@ _ROUNDS = 6
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """The order of the sequences in an epoch: :meth:`random`, :meth:`sorted`, :meth:`grouped` or
+    """The order of the sequences in an epoch: :meth:`random`, :meth:`sorted`, :meth:`bucketed` or
     :meth:`windows`.
 
     Attributes:
         kind: the name of the method.
-        pool: batches per pool, for ``grouped``.
+        pool: batches per pool, for ``bucketed``.
         window: sequences per window, for ``windows``.
         by_length: True if a batch has similar lengths.
         noise: the largest relative change of a length before sorting.
 
     Example:
-        >>> print(EpochOrder.random(), EpochOrder.grouped(noise=0.1), EpochOrder.windows(1000), sep="; ")
-        random; grouped, pools of 200 batches, noise 0.1; windows of 1,000 sequences, grouped
+        >>> print(EpochOrder.random(), EpochOrder.bucketed(noise=0.1), EpochOrder.windows(1000), sep="; ")
+        random; bucketed, pools of 200 batches, noise 0.1; windows of 1,000 sequences, bucketed
     """
 
     kind: str
@@ -54,6 +54,9 @@ class EpochOrder:
     window: int = 0
     by_length: bool = False
     noise: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, KINDS)
 
     @staticmethod
     def random() -> EpochOrder:
@@ -76,7 +79,7 @@ class EpochOrder:
         return EpochOrder("sorted", by_length=True)
 
     @staticmethod
-    def grouped(pool: int = 200, noise: float = 0.0) -> EpochOrder:
+    def bucketed(pool: int = 200, noise: float = 0.0) -> EpochOrder:
         """Bucketing: batches of similar lengths, which differ from epoch to epoch.
 
         A random permutation of the sequences is cut into pools of several batches. Each pool is
@@ -93,11 +96,11 @@ class EpochOrder:
             ArgumentError: a number is out of range.
 
         Example:
-            >>> print(EpochOrder.grouped(pool=100))
-            grouped, pools of 100 batches
+            >>> print(EpochOrder.bucketed(pool=100))
+            bucketed, pools of 100 batches
         """
         return EpochOrder(
-            "grouped", pool=check_whole("pool", pool, 1), by_length=True, noise=_check_noise(noise)
+            "bucketed", pool=check_whole("pool", pool, 1), by_length=True, noise=_check_noise(noise)
         )
 
     @staticmethod
@@ -111,7 +114,7 @@ class EpochOrder:
             sequences: the maximum per window, at least 1 and preferably many batches. Windows have
                 equal sizes.
             by_length: make batches of similar lengths within the window, and shuffle the batches.
-            noise: as in :meth:`grouped`.
+            noise: as in :meth:`bucketed`.
 
         Raises:
             ArgumentTypeError: an argument is not a number, or ``by_length`` not a bool.
@@ -127,10 +130,10 @@ class EpochOrder:
 
     def __str__(self) -> str:
         parts = [self.kind]
-        if self.kind == "grouped":
+        if self.kind == "bucketed":
             parts.append(f"pools of {self.pool:,} batches")
         if self.kind == "windows":
-            parts = [f"windows of {self.window:,} sequences", *["grouped"] * self.by_length]
+            parts = [f"windows of {self.window:,} sequences", *["bucketed"] * self.by_length]
         if self.noise:
             parts.append(f"noise {self.noise:g}")
         return ", ".join(parts)

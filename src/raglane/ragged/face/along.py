@@ -36,7 +36,8 @@ def along(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     batch = ragged_input(entry, bound[entry.signature[0]])
     given = bound.get("dim", entry.default)
     if given is None and entry.has("whole"):
-        return entry.function(batch._values)
+        bound.pop("dim", None)
+        return _call(entry, bound | {entry.signature[0]: batch._values})
     if given is None:
         raise ArgumentTypeError(f"dim of {entry.name}", "none", "given", _WHOLE)
     dim = dimension(entry, given, batch, more=entry.has("adds"))
@@ -49,6 +50,10 @@ def along(entry: Entry, args: Arguments, kwargs: Options) -> Any:
             check_together(entry.name, batch, other)
     if dim == 1 and entry.steps is not None:
         return entry.steps(batch, entry, bound)
+    if "q" in bound and isinstance(bound["q"], Tensor) and bound["q"].dim():
+        got, rule = "several quantiles of features", "a number for features"
+        fix = "pass each, e.g. torch.stack([r.quantile(q, -1) for q in qs.tolist()], -1)"
+        raise ArgumentTypeError("q", got, rule, fix)
     rows = {
         name: value._values if isinstance(value, FlatBatch) else value
         for name, value in bound.items()
@@ -97,6 +102,15 @@ def _each_sequence(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
         return _joined(batch, results, keepdim)
     pairs = [_joined(batch, list(each), keepdim) for each in zip(*results, strict=True)]
     return type(results[0])(pairs)
+
+
+def _quantile(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
+    """Return the quantiles of each sequence, ``(B, *features)``, or ``(Q, B, *features)`` for a
+    tensor of them.
+    """
+    each = torch.as_tensor(bound["q"], dtype=batch.dtype, device=batch.device)
+    results = [_each_sequence(batch, entry, bound | {"q": q}) for q in each.reshape(-1)]
+    return torch.stack(results) if each.dim() else results[0]
 
 
 def _joined(batch: FlatBatch, results: list[Tensor], keepdim: bool) -> Any:
@@ -195,7 +209,7 @@ def gather(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     dim = dimension(entry, bound["dim"], batch)
     if entry.name == "index_select":
         whole: list[Any] = [slice(None)] * dim
-        return batch[(*whole, index)]  # type: ignore[index]
+        return batch[(*whole, index)]
     rows = index._values if isinstance(index, FlatBatch) else index
     if dim == 0 or (dim > 1 and not isinstance(index, FlatBatch)):
         rule = "a Ragged of the same lengths for features, or dim=1 for the steps"
@@ -258,6 +272,10 @@ ROWS: dict[str, Row] = {
     "median": _row("input dim keepdim", _LOOP, flags="whole"),
     "nanmedian": _row("input dim keepdim", _LOOP, flags="whole"),
     "mode": _row("input dim keepdim", _LOOP, -1),
+    **dict.fromkeys(
+        ("quantile", "nanquantile"),
+        _row("input q dim keepdim * interpolation", _quantile, flags="whole"),
+    ),
     "kthvalue": _row("input k dim keepdim", _LOOP, -1),
     "normalize": _row("input p dim eps", _LOOP, 1),
     "cosine_similarity": _row("x1 x2 dim eps", _LOOP, 1),

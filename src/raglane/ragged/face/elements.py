@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from raglane.errors import ArgumentTypeError, ShapeError
@@ -15,6 +16,7 @@ from raglane.ragged.face.entry import (
     Row,
     batches_of,
     check_together,
+    like,
     ragged_input,
     refuse_out,
     rows_of,
@@ -51,8 +53,8 @@ def each(entry: Entry, args: Arguments, kwargs: Options) -> Any:
         values = entry.function(args[0]._values)
         if isinstance(values, Tensor):
             return args[0]._like(values)
-        rule = "called with the arguments of a function of each element"
-        fix = "pass a condition, and the values for True and for False"
+        rule = "called with two more arguments, the values for True and for False"
+        fix = "pass those, or r.values for the indices of all real elements"
         raise ArgumentTypeError(entry.name, "only a Ragged", rule, fix)
     refuse_out(kwargs)
     batch, *others = batches_of((*args, *kwargs.values()))
@@ -70,6 +72,34 @@ def read(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return entry.function(
         *[value._values if isinstance(value, FlatBatch) else value for value in args], **kwargs
     )
+
+
+def with_others(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+    """Call a function of each element whose other arguments are whole tensors, such as
+    boundaries.
+    """
+    bound = entry.bind(args, kwargs)
+    batch = ragged_input(entry, bound[entry.default])
+    if entry.name == "searchsorted" and bound["sorted_sequence"].dim() != 1:
+        rule = "of one dimension, the same for all elements"
+        got = f"shape {tuple(bound['sorted_sequence'].shape)}"
+        raise ShapeError("sorted_sequence", got, rule, "search in each sequence of r.to_list()")
+    rows = {
+        name: value._values if isinstance(value, FlatBatch) else value
+        for name, value in bound.items()
+    }
+    # The first parameters have no names in every function.
+    first = [rows.pop(name) for name in entry.signature[: entry.by_position] if name in rows]
+    return like(batch, entry.function(*first, **rows))
+
+
+def dist(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+    """Return the norm of the difference of all real values."""
+    bound = entry.bind(args, kwargs)
+    batch = ragged_input(entry, bound["input"])
+    other = ragged_input(entry, bound["other"])
+    check_together(entry.name, batch, other)
+    return torch.dist(batch._values, other._values, bound.get("p", 2))
 
 
 def expand_as(entry: Entry, args: Arguments, kwargs: Options) -> Any:
@@ -139,4 +169,22 @@ ROWS: dict[str, Row] = {
     ),
     "one_hot": Row("features", rows_of_features, "input num_classes"),
     "pairwise_distance": Row("features", pairs, "x1 x2 p eps keepdim"),
+    "bilinear": Row("features", pairs, "input1 input2 weight bias"),
+    "isin": Row(
+        "each element",
+        with_others,
+        "elements test_elements * assume_unique invert",
+        default="elements",
+    ),
+    "bucketize": Row(
+        "each element", with_others, "input boundaries * out_int32 right", default="input"
+    ),
+    "searchsorted": Row(
+        "each element",
+        with_others,
+        "sorted_sequence input * out_int32 right side sorter",
+        default="input",
+    ),
+    "frexp": Row("each element", with_others, "input", default="input"),
+    "dist": Row("reduction", dist, "input other p"),
 }

@@ -14,11 +14,11 @@ from raglane.runs.inspection.inspect import Inspection
 
 alt: Any = require("altair", "report")
 
-ORDER_COLORS = {"random": "var(--blue)", "grouped": "var(--vermilion)", "sorted": "var(--green)"}
+ORDER_COLORS = {"random": "var(--blue)", "bucketed": "var(--vermilion)", "sorted": "var(--green)"}
 """The colour of each order of sequences."""
 
-_SHAPES = {"random": "circle", "grouped": "square", "sorted": "triangle-up"}
-_DASHES = {"random": [1, 0], "grouped": [6, 3], "sorted": [2, 2]}
+_SHAPES = {"random": "circle", "bucketed": "square", "sorted": "triangle-up"}
+_DASHES = {"random": [1, 0], "bucketed": [6, 3], "sorted": [2, 2]}
 _HEIGHT = 280
 _UPRIGHT = alt.Axis(labelAngle=0, format=",d")
 _LEGEND = alt.Legend(title=None, orient="top", symbolSize=90)
@@ -223,7 +223,7 @@ def spreads(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _order(row: Row) -> str:
-    return "grouped" if row.grouped else "random"
+    return "bucketed" if row.bucketed else "random"
 
 
 def _scale(orders: Sequence[str], values: dict[str, Any]) -> Any:

@@ -41,7 +41,7 @@ from raglane.training.stored import finite, to_json
 
 ORDERS = {
     "random": EpochOrder.random(),
-    "grouped": EpochOrder.grouped(),
+    "bucketed": EpochOrder.bucketed(),
     "sorted": EpochOrder.sorted(),
 }
 """The orders of sequences that are compared; ``--bucket`` groups them."""
@@ -87,9 +87,9 @@ def densities(lengths: _Integers) -> tuple[Density, ...]:
     )
 
 
-def examples(lengths: _Integers, batch_size: int, *, grouped: bool) -> tuple[Example, ...]:
+def examples(lengths: _Integers, batch_size: int, *, bucketed: bool) -> tuple[Example, ...]:
     """Return the padded batches of an epoch with the lowest, median and highest density."""
-    order = ORDERS["grouped" if grouped else "random"]
+    order = ORDERS["bucketed" if bucketed else "random"]
     batches = [
         lengths[batch] for batch in BatchSampler(lengths, BatchLimit(sequences=batch_size), order)
     ]
@@ -135,7 +135,7 @@ class Inspection:
             for row in self.plan.rows
             if row.way == self.plan.best.way and row.batch_size is not None
         ]
-        return tuple(sorted(rows, key=lambda row: (row.batch_size or 0, row.grouped)))
+        return tuple(sorted(rows, key=lambda row: (row.batch_size or 0, row.bucketed)))
 
     @property
     def known_densities(self) -> tuple[list[int], dict[tuple[int, str], float]]:
@@ -159,7 +159,9 @@ class Inspection:
             who = f"{numbers.count:,} sequences of {spread} train"
         size = f"{best.batch_size:,}" if best.batch_size else f"{best.batch_elements:,} elements"
         batches = (
-            f"batches of {size} grouped by length," if best.grouped else f"random batches of {size}"
+            f"batches of {size} bucketed by length,"
+            if best.bucketed
+            else f"random batches of {size}"
         )
         padding = f"{best.waste / best.elements:.0%} padding" if best.waste else "no padding"
         return (
@@ -228,7 +230,7 @@ def inspect(
         buckets(lengths),
         len(sample),
         drawn,
-        examples(sample, advice.best.batch_size or 1, grouped=advice.best.grouped),
+        examples(sample, advice.best.batch_size or 1, bucketed=advice.best.bucketed),
         advice,
         chosen,
         train_line(contents.path, contents.kind, format, columns, chosen),
@@ -259,10 +261,10 @@ def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
     chosen = replace(
         settings, batch_size=best.batch_size or settings.batch_size, threads=best.threads
     )
-    chosen = replace(chosen, bucket=best.grouped)
+    chosen = replace(chosen, bucket=best.bucketed)
     return (
         replace(chosen, missing="zero")
-        if contents.missing and chosen.missing == "error"
+        if contents.missing and chosen.missing == "raise"
         else chosen
     )
 

@@ -147,7 +147,7 @@ def _batches(inspection: Inspection) -> list[Block]:
         f"{density_of[size, 'random']:.0%} of {size:,}" for size in (sizes[-1], sizes[0])
     )
     caption = (
-        "The share of real elements in padded batches: sequences at random, grouped by length within pools of 200 "
+        "The share of real elements in padded batches: sequences at random, bucketed by length within pools of 200 "
         "batches (raglane train --bucket), or all sorted by length."
     )
     if inspection.looked_at < inspection.summary.count:
@@ -192,7 +192,7 @@ def _pictures(inspection: Inspection) -> list[Block]:
                 )
             )
     best = inspection.plan.best
-    kind = "grouped by length" if best.grouped else "random"
+    kind = "bucketed by length" if best.bucketed else "random"
     about = f"Three of the recommended batches ({best.batch_size:,} sequences, {kind}). Each sequence has a colour."
     return [Text(about), Picker(groups, pictures)]
 
@@ -219,7 +219,7 @@ def _steps(inspection: Inspection) -> list[Block]:
     listed = [
         (
             f"{row.batch_size:,}",
-            "grouped" if row.grouped else "random",
+            "bucketed" if row.bucketed else "random",
             *map(words.seconds_in_words, (row.step_p50, row.step_p90, row.step_max)),
             words.bytes_in_words(row.peak_bytes),
         )
@@ -249,7 +249,7 @@ def _ranks(inspection: Inspection) -> list[Block]:
             )
         ]
     listed = [
-        (f"{row.batch_size:,}", "grouped" if row.grouped else "random", f"{row.rank_spread:.2f}")
+        (f"{row.batch_size:,}", "bucketed" if row.bucketed else "random", f"{row.rank_spread:.2f}")
         for row in rows
     ]
     caption = "Time of a step relative to the mean of its processes"

@@ -74,12 +74,12 @@ class Contents:
         )
         return counted + sum(feature.missing for feature in self.features)
 
-    def inputs(self, missing: str = "error") -> tuple[int, list[int]]:
+    def inputs(self, missing: str = "raise") -> tuple[int, list[int]]:
         """Return the number of channels that a model reads, and the number of categories of each
         embedding.
         """
         # If values are missing, training adds a flag for each channel.
-        each = 2 if self.missing and missing == "error" else BLOCKS[missing]
+        each = 2 if self.missing and missing == "raise" else BLOCKS[missing]
         words = [
             counts.categories + 1
             for counts in self.beside.values()
@@ -128,7 +128,21 @@ def _noted(contents: Contents, records: Records) -> Contents:
     """Return contents with the roles and the notes of records."""
     about = {*records.roles.rows, *records.roles.columns}
     notes = tuple(note for note in records.notes if note not in about)
-    return replace(contents, roles=records.roles, notes=notes)
+    return replace(contents, roles=records.roles, notes=(*notes, *_note_zeros(records)))
+
+
+def _note_zeros(records: Records) -> tuple[str, ...]:
+    """Return the note about sequences that end in zeros, if most do."""
+    full = np.flatnonzero(records.lengths > 1)
+    if records.is_tokens or not len(full):
+        return ()
+    ends = (records.values[records.offsets[full + 1] - 1] == 0).all(axis=1)
+    if 2 * ends.sum() <= len(records):
+        return ()
+    where = (
+        f"{int(ends.sum()):,} of {count_of(len(records), 'sequence')} end in zeros in all channels"
+    )
+    return (f"{where}: if they are padding, write NaN there, or cut the sequences",)
 
 
 def contents_of_folder(path: Path) -> Contents:
@@ -165,7 +179,7 @@ def read(
     columns: Columns,
     format: str | None,
     progress: Progress,
-    on_bad_row: str = "fail",
+    on_bad_row: str = "raise",
 ) -> Contents:
     """Read data for an inspection; labels are optional."""
     contents = _read_contents(path, columns, format, progress, on_bad_row)
@@ -196,7 +210,7 @@ def _read_contents(
         return lengths_of_text(path, progress)
     if format in (None, "arrow") and is_converted(path):
         return contents_of_folder(path)
-    if is_parquet and path.is_file() and on_bad_row == "fail":
+    if is_parquet and path.is_file() and on_bad_row == "raise":
         return _with_labels(lambda asked: contents_of_parquet(path, asked, progress), columns)
 
     def read_all(asked: Columns) -> Contents:

@@ -244,7 +244,7 @@ class Forecast(Task):
         channels = self.std.shape[0]
         entries = values[..., :channels]
         flags = (
-            0.0 if self.preprocessor.missing == "error" else values[..., channels : 2 * channels]
+            0.0 if self.preprocessor.missing == "raise" else values[..., channels : 2 * channels]
         )
         return entries.nan_to_num(), torch.where(entries.isnan(), 0.0, 1.0 - flags)
 

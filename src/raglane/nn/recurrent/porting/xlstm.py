@@ -42,7 +42,7 @@ def of_slstm(source: Any) -> RecurrentLayer:
     layer = SLSTM(
         units if "weight_ih" in arrays else 4 * units,
         units,
-        heads=len(cell._recurrent_kernel_),
+        num_heads=len(cell._recurrent_kernel_),
         input_weights="weight_ih" in arrays,
         batch_first=True,
         device=hidden.device,
