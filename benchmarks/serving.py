@@ -273,6 +273,26 @@ def reconnections(frames: int, seed: int) -> None:
     print(f"Through the socket: {off} of {seen} frames differ in any bit, {lost} reconnections.\n")
 
 
+def calls(count: int = 1000) -> None:
+    """Measure a push and a pull of one frame of each stream, without the step."""
+    engine = Engine(make(), slots=count, features=FRAME)
+    streams = [engine.open() for _ in range(count)]
+    frames = list(torch.randn(count, 1, FRAME).numpy())
+    spent = np.zeros((12, 2))
+    for place in range(len(spent)):
+        begun = time.thread_time()
+        for stream, frame in zip(streams, frames, strict=True):
+            stream.push(frame)
+        pushed = time.thread_time()
+        engine.step()
+        stepped = time.thread_time()
+        for stream in streams:
+            stream.pull()
+        spent[place] = pushed - begun, time.thread_time() - stepped
+    push, pull = 1e6 * np.median(spent, axis=0) / count
+    print(f"A push {push:.1f} us, a pull {pull:.1f} us, of {count} streams with one frame each.\n")
+
+
 # ---- memory, time to open, bits ------------------------------------------------------------------
 
 
@@ -376,7 +396,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ("times", "server", "long", "reconnections", "memory", "churn", "bits")
+    parts = ("times", "calls", "server", "long", "reconnections", "memory", "churn", "bits")
     parser.add_argument("parts", nargs="+", choices=parts, help="the measurements")
     parser.add_argument(
         "--threads", type=int, default=1, help="threads; 1 pins the process (default: 1)"
@@ -407,6 +427,7 @@ def main() -> None:
             long_run, (cpus[0], cpus[-1]), options.seconds, options.clients, options.per_socket
         ),
         "reconnections": partial(reconnections, int(options.frames), options.seed),
+        "calls": calls,
         "memory": memory,
         "churn": partial(churn, int(options.streams)),
         "bits": partial(bits, options.threads, int(options.frames), options.seed),
