@@ -115,9 +115,9 @@ def in_jvp(function: Callable[..., Any]) -> None:
         return [values.sum(), *(part for part in parts if part.dtype is torch.float64)]
 
     tangent, step = torch.linspace(-1, 1, FLAT["x"].numel()).view_as(FLAT["x"]).double(), 1e-6
-    _, tangents = torch.func.jvp(outputs, (FLAT["x"],), (tangent,))
-    pair = [outputs(FLAT["x"] + sign * step * tangent) for sign in (1, -1)]
-    for found, above, below in zip(tangents, *pair, strict=True):
+    tangents = torch.func.jvp(outputs, (FLAT["x"],), (tangent,))[1]
+    highs, lows = (outputs(FLAT["x"] + sign * step * tangent) for sign in (1, -1))
+    for found, above, below in zip(tangents, highs, lows, strict=True):
         expected = (above - below) / (2 * step)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 

@@ -75,7 +75,7 @@ class EncoderOptions(Options, total=False):
     nonlinearity: Literal["relu", "tanh"]
     reset_after: bool
     clip: float | None
-    heads: int
+    num_heads: int
     input_weights: bool
     backbone_units: int | None
     gap_column: int | None
