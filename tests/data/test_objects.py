@@ -435,7 +435,7 @@ def _contents(data: Any) -> str:
 
 def test_all_options_of_columns_are_listed() -> None:
     # These have tests of their own.
-    others = {"need_labels", "keep_trailing", "header", "no_header"}
+    others = {"need_labels", "keep_trailing", "header", "no_header", "label_from_name"}
     assert {*_OPTIONS, *others} == {field.name for field in fields(Columns)}
 
 

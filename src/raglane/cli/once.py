@@ -39,7 +39,7 @@ def given_once(arguments: list[str], single: set[str]) -> list[str]:
     """Return arguments in which each of some options with a value occurs once, or raise a usage
     error.
     """
-    values: dict[str, list[str]] = {}
+    values_of: dict[str, list[str]] = {}
     rest: list[str] = []
     position = 0
     while position < len(arguments):
@@ -57,13 +57,13 @@ def given_once(arguments: list[str], single: set[str]) -> list[str]:
             position += 1
             value = arguments[position]
         position += 1
-        values.setdefault(name, []).append(value)
-    options = [word for flag, given in values.items() for word in (flag, _one(flag, given))]
+        values_of.setdefault(name, []).append(value)
+    options = [word for flag, values in values_of.items() for word in (flag, _single(flag, values))]
     return [*options, *rest]
 
 
-def _one(flag: str, given: list[str]) -> str:
-    different = list(dict.fromkeys(given))
+def _single(flag: str, values: list[str]) -> str:
+    different = list(dict.fromkeys(values))
     if len(different) == 1:
         return different[0]
     if flag in _JOINED:

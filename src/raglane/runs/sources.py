@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -203,6 +203,8 @@ class Source:
     columns: ColumnNames = ColumnNames()
     # Data and labels in memory, instead of a file.
     held: tuple[Any, Any] | None = None
+    # The parsed file, while its task is guessed.
+    parsed: dict[Path, Any] | None = field(default=None, compare=False, repr=False)
 
     def of(self, data: Any, labels: Any = None, name: str = "data") -> Source:
         """Return another source with the same columns: a path, or data in memory."""
@@ -257,6 +259,11 @@ class Source:
         # The format is that of files, e.g. of the test data next to training data in memory.
         format = self.format if self.held is None else None
         on_bad_row: Any = self.columns.on_bad_row  # one of its choices
+        if self.held is None and self.path is not None and on_bad_row == "raise":
+            from raglane.data import formats
+            from raglane.data.dataset import Dataset
+
+            return Dataset(formats.read(self.path, asked, format, parsed=self.parsed))
         return read(data, asked, format, labels=labels, on_bad_row=on_bad_row)
 
     def open(self, task: str) -> Dataset:
@@ -386,6 +393,10 @@ class Sources(NamedTuple):
     training: Source
     validation: Source | None = None
     test: Source | None = None
+
+    def with_parsed(self, parsed: dict[Path, Any] | None) -> Sources:
+        """Return sources of which the training data is parsed once, and then taken from there."""
+        return self._replace(training=replace(self.training, parsed=parsed))
 
     def by_characters(self, records: Dataset, task: str) -> tuple[Sources, Dataset, str | None]:
         """Split texts into characters if nearly all are one word and no split was chosen; return a

@@ -100,11 +100,14 @@ def train_run(
             sources = sources or Sources(Source(None, None, ColumnNames(**columns)))
             if out is not None:
                 stack.enter_context(claimed(out, overwrite=overwrite))
+            sources = sources.with_parsed({})
             settings, records = _opened(sources.training, chosen, log)
             if out is None and name_folder is not None:
                 out = name_folder(settings)
                 stack.enter_context(claimed(out, overwrite=overwrite))
         sources, records, note = sources.by_characters(records, settings.task)
+        # Its columns would stay in memory during the training.
+        sources = sources.with_parsed(None)
         for line in (*role_lines(records), *filter(None, [note])):
             log(line)
         training, validation, test = read_parts(sources, records, settings, log)

@@ -28,6 +28,10 @@ GZIP = ".gz"
 TOKEN_NAMES = ("input_ids", "token_ids", "tokens")
 
 
+Parsed = Callable[[Columns], Records]
+"""A parsed file: returns its records for the requested columns."""
+
+
 @dataclass(frozen=True)
 class Format:
     """A file format.
@@ -39,6 +43,8 @@ class Format:
             DataError.
         pieces: yields the same in pieces, from a position on.
         roles: the arguments of Columns that the format uses, a subset of ``ROLES``.
+        parse: parses a file once, and returns a function from requested columns to its records; None
+            for a format that reads only what is requested.
     """
 
     name: str
@@ -46,6 +52,7 @@ class Format:
     read: Callable[[Path, Columns], Records]
     pieces: Callable[[Path, Columns, tuple[int, ...]], Iterator[Any]]
     roles: tuple[str, ...] = ()
+    parse: Callable[[Path, Columns], Parsed] | None = None
 
 
 def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = None) -> DataError:

@@ -70,18 +70,8 @@ def records_of_rows(
     label, notes = _choose_label(table, columns, free)
     features = list(named)
     if not features:
-        free, dated = _without_dates(table, columns, free)
-        notes = (*notes, *dated)
-        labels = [
-            name
-            for each in (label, columns.label)
-            if each is not None
-            for name in table.label_columns(each)
-        ]
-        features = [name for name in free if name not in labels]
-        if not columns.wants_labels:
-            features, left_out = _without_words(table, features)
-            notes = (*notes, *left_out)
+        features, left_out = _free_features(table, columns, free, label)
+        notes = (*notes, *left_out)
     values, channels, more, feature_notes = _features(table, features, columns, is_tokens)
     more = (*more, *(_static_feature(table, name, columns) for name in static))
     if columns.time_gaps:
@@ -188,6 +178,20 @@ def _check_one_label(table: SortedRows, name: str) -> None:
         rule = "one label in all rows of a sequence"
         after = f", after {quote(first)}"
         table.check(differs, name, rule, fix, "the label {}", after)
+
+
+def _free_features(
+    table: SortedRows, columns: Columns, free: list[str], label: str | None
+) -> tuple[list[str], tuple[str, ...]]:
+    """Return the columns without another role, and notes on what is left out."""
+    free, dated = _without_dates(table, columns, free)
+    each = (label, columns.label)
+    labels = [name for names in each if names is not None for name in table.label_columns(names)]
+    features = [name for name in free if name not in labels]
+    if columns.wants_labels:
+        return features, dated
+    features, words = _without_words(table, features)
+    return features, (*dated, *words)
 
 
 def _marked(column: Column, odd: Bools) -> list[str]:

@@ -23,7 +23,14 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
-from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, read_bytes
+from raglane.data.formats.base import (
+    Parsed,
+    columns_argument,
+    data_error,
+    decode,
+    has_utf8,
+    read_bytes,
+)
 from raglane.data.formats.documents import is_document, rows_in
 from raglane.data.formats.entries import element_columns, read_table
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
@@ -50,10 +57,22 @@ _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 def read(path: Path, columns: Columns) -> Records:
     """Read a file of JSON lines."""
+    return parse(path, columns)(columns)
+
+
+def parse(path: Path, columns: Columns) -> Parsed:  # noqa: ARG001
+    """Parse a file of JSON lines, once for all tasks."""
     text = decode(path, read_bytes(path))
-    rows = _array(path, text) if text.lstrip().startswith("[") else _objects(path, text, columns)
-    table, lines = _table(path, [(number, row) for number, row in rows if row.strip()], columns)
-    return read_table(path, table.schema, table.select, columns, lines)
+    is_array = text.lstrip().startswith("[")
+    objects: dict[tuple[int, str], dict[str, Any]] = {}
+
+    def records(asked: Columns) -> Records:
+        rows = _array(path, text) if is_array else _objects(path, text, asked)
+        texts = [(number, row) for number, row in rows if row.strip()]
+        table, lines = _table(path, texts, asked, objects=objects)
+        return read_table(path, table.schema, table.select, asked, lines)
+
+    return records
 
 
 def _objects(path: Path, text: str, columns: Columns) -> Iterator[tuple[int, str]]:
@@ -156,14 +175,22 @@ def _blank(text: str, place: int) -> int:
 
 
 def _table(
-    path: Path, texts: Sequence[tuple[int, str]], columns: Columns, required: Sequence[str] = ()
+    path: Path,
+    texts: Sequence[tuple[int, str]],
+    columns: Columns,
+    required: Sequence[str] = (),
+    objects: dict[tuple[int, str], dict[str, Any]] | None = None,
 ) -> tuple[Any, npt.NDArray[np.int64]]:
     """Return lines as a ``pyarrow.Table``, with a column per key and required name, and the line of
-    each row.
+    each row; ``objects`` keeps the parsed lines for the next call.
     """
     arrow = require("pyarrow", "data")
     decoder = json.JSONDecoder(object_pairs_hook=_object)
-    rows = [_row(path, decoder, line.strip(), number) for number, line in texts]
+    parsed = {} if objects is None else objects
+    for number, line in texts:
+        if (number, line) not in parsed:
+            parsed[number, line] = _row(path, decoder, line.strip(), number)
+    rows = [parsed[text] for text in texts]
     lines = [number for number, _ in texts]
     names = list(dict.fromkeys([*required, *(name for row in rows for name in row)]))
     _check_sparse(path, rows, names)
