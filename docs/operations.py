@@ -132,7 +132,8 @@ A `rl.Ragged` means what a tensor `(B, *, *features)` would mean in which only r
 sequences, dimension 1 the steps, the others the features; without `dim` a function reads all real values. Functions and
 methods have the arguments, results and gradients of PyTorch's for each sequence. `r.shape` is `(B, None, *features)`.
 Type checkers see a tensor with these methods, so that functions of torch accept it. All functions are right in
-`torch.compile`, `torch.export`, `torch.func.grad`, `torch.func.jvp` and `torch.vmap` except where it is noted.
+`torch.compile`, `torch.export`, `torch.func.grad`, `torch.func.jvp` and `torch.vmap` except where it is noted;
+`torch.compile` does not trace the operator `~r`: call `torch.logical_not(r)`.
 `python docs/operations.py` writes this page.
 
 {sections}
