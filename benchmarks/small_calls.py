@@ -5,7 +5,9 @@
 The first table has 8 sequences of 10 elements, 32 features and 32 units: our layer on a Ragged
 against the fastest of torch's layer on a padded tensor and on a pack. The second has ``layer.step``
 for ``B`` streams against torch's cell and against torch's layer on one step. The weights of
-prepacked layers were packed before, by ``rl.pack_weights``. All calls take turns, and each figure is a median.
+prepacked layers were packed before, by ``rl.pack_weights``. The third has operations of 32
+sequences of 20, against torch on their values, or the shortest code by hand on values and offsets.
+All calls take turns, and each figure is a median.
 """
 
 from __future__ import annotations
@@ -127,6 +129,46 @@ def steps() -> None:
             print(f"| {name} | {count} | {size} | {times} | {ratios} |")
 
 
+def sliced(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``r[:, 1:]`` by hand."""
+    lengths = (offsets.diff() - 1).clamp(min=0)
+    ends = torch.cat([offsets[:1], lengths.cumsum(0)])
+    shifts = torch.repeat_interleave(offsets[:-1] + 1 - ends[:-1], lengths)
+    return values.index_select(0, torch.arange(int(ends[-1])) + shifts), ends
+
+
+def mean(values: Tensor, offsets: Tensor) -> Tensor:
+    """Return ``r.mean(1)`` by hand."""
+    lengths = offsets.diff()
+    zeros = values.new_zeros(lengths.shape[0], values.shape[1])
+    return zeros.index_add_(0, torch.repeat_interleave(lengths), values) / lengths[:, None]
+
+
+def operations() -> None:
+    """Print the cost of torch's functions of a Ragged; the limits are ratio * by hand + us."""
+    r = rl.Ragged([torch.randn(20, SIZE) for _ in range(32)])
+    s, tags = r.with_values(torch.randn_like(r.values)), r.with_values(torch.randint(SIZE, (640,)))
+    values, offsets = r.values, r.offsets
+    loss: Any = torch.nn.functional.cross_entropy
+    rows: dict[str, tuple[Callable[[], Any], Callable[[], Any], float, float]] = {
+        "`torch.relu(r)`": (lambda: torch.relu(r), lambda: torch.relu(values), 1.5, 6),
+        "`r + s`": (lambda: r + s, lambda: values + s.values, 1.5, 6),
+        "`F.cross_entropy(r, tags)`": (
+            lambda: loss(r, tags),
+            lambda: loss(values, tags.values),
+            1.5,
+            12,
+        ),
+        "`r[:, 1:]`": (lambda: r[:, 1:], lambda: sliced(values, offsets), 1.3, 8),
+        "`r.mean(dim=1)`": (lambda: r.mean(dim=1), lambda: mean(values, offsets), 1.3, 8),
+    }
+    print("| operation | ours, us | by hand, us | limit, us |\n| --- | --- | --- | --- |")
+    for name, (ours, by_hand, ratio, more) in rows.items():
+        found = medians({"ours": ours, "hand": by_hand}, 50)
+        limit = ratio * found["hand"] + more
+        print(f"| {name} | {found['ours']:.1f} | {found['hand']:.1f} | {limit:.1f} |")
+
+
 if __name__ == "__main__":
     torch.manual_seed(0)
     machine = f"{cpu_name()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
@@ -135,3 +177,5 @@ if __name__ == "__main__":
     batches()
     print("\nOne step of B streams, inference:\n")
     steps()
+    print("\nOperations of 32 sequences of 20 elements of 32 features:\n")
+    operations()

@@ -89,14 +89,21 @@ def _section(kind: str) -> str:
     if kind == "along a dim":
         few = [name for name, row in rows.items() if row.steps is None and name not in _OWN_STEPS]
         lists.append(f"Only of features: {', '.join(f'`{name}`' for name in sorted(few))}.")
-    for place in ("compile", "export", "vmap"):
+    for place, text in _REFUSED.items():
         refused = sorted(name for name, row in rows.items() if place in row.refused.split())
         if refused:
             listed = ", ".join(f"`{name}`" for name in refused)
-            lists.append(f"Raise an error within `torch.{place}`: {listed}.")
+            lists.append(f"{text}: {listed}.")
     return "\n\n".join(lists)
 
 
+_REFUSED = {
+    "compile": "Over steps, between two graphs of `torch.compile`, an error with `fullgraph=True`",
+    "export": "Over steps, an error within `torch.export`",
+    "vmap": "An error within `torch.vmap`",
+    "grad": "An error within `torch.func.grad`",
+    "jvp": "Over steps, an error within `torch.func.jvp`",
+}
 _OWN_STEPS = ("flip", "gather", "take_along_dim", "index_select")
 
 
@@ -124,6 +131,9 @@ def page() -> str:
 A `rl.Ragged` means what a tensor `(B, *, *features)` would mean in which only real elements exist. Dimension 0 are the
 sequences, dimension 1 the steps, the others the features; without `dim` a function reads all real values. Functions and
 methods have the arguments, results and gradients of PyTorch's for each sequence. `r.shape` is `(B, None, *features)`.
+Type checkers see a tensor with these methods, so that functions of torch accept it. All functions are right in
+`torch.compile`, `torch.export`, `torch.func.grad`, `torch.func.jvp` and `torch.vmap` except where it is noted;
+`torch.compile` does not trace the operator `~r`: call `torch.logical_not(r)`.
 `python docs/operations.py` writes this page.
 
 {sections}

@@ -141,47 +141,6 @@ def test_modules_that_read_other_dimensions_are_refused_in_one_line(call: Any) -
     assert isinstance(raised.value, RaglaneError | AttributeError), raised.value
 
 
-HINTS: dict[str, tuple[Any, Any]] = {
-    "normalised by hand": (
-        lambda r: nn.InstanceNorm1d(3)(r.to_padded()[0][:1].mT).mT[0],
-        lambda r: (
-            (r - r.mean(1, keepdim=True)) / (r.var(1, unbiased=False, keepdim=True) + 1e-5).sqrt()
-        )[0],
-    ),
-    "batch norm of rows": (
-        lambda r: nn.BatchNorm1d(3)(r.values),
-        lambda r: r.map(nn.BatchNorm1d(3)).values,
-    ),
-    "one row per sequence": (
-        lambda r: torch.cat(
-            [row for row, n in zip(r.mean(1), r.lengths, strict=True) for row in [row.expand(n, 3)]]
-        ),
-        lambda r: r.broadcast(r.mean(1)).values,
-    ),
-    "repeated over steps": (
-        lambda r: r.broadcast(r.mean(1)).values,
-        lambda r: r.mean(1)[:, None].expand_as(r).values,
-    ),
-    "the steps reversed": (
-        lambda r: torch.cat([s.flip(0) for s in r.to_list()]),
-        lambda r: r.flip(1).values,
-    ),
-    "more sequences": (
-        lambda r: torch.cat([*r.to_list(), *r.to_list()]),
-        lambda r: torch.cat([r, r]).values,
-    ),
-}
-
-
-@pytest.mark.parametrize("name", HINTS)
-def test_replacements_that_errors_name_are_right(name: str) -> None:
-    expected: Any
-    replacement: Any
-    expected, replacement = HINTS[name]
-    batch: Any = rl.Ragged([torch.randn(4, 3), torch.randn(2, 3)])
-    torch.testing.assert_close(replacement(batch), expected(batch))
-
-
 def test_shape_and_its_kin() -> None:
     batch: Any = rl.Ragged([torch.ones(2, 4), torch.ones(0, 4), torch.ones(1, 4)])
     assert batch.shape == batch.size() == (3, None, 4)

@@ -116,8 +116,8 @@ def in_jvp(function: Callable[..., Any]) -> None:
 
     tangent, step = torch.linspace(-1, 1, FLAT["x"].numel()).view_as(FLAT["x"]).double(), 1e-6
     tangents = torch.func.jvp(outputs, (FLAT["x"],), (tangent,))[1]
-    pair = [outputs(FLAT["x"] + sign * step * tangent) for sign in (1, -1)]
-    for found, above, below in zip(tangents, *pair, strict=True):
+    highs, lows = (outputs(FLAT["x"] + sign * step * tangent) for sign in (1, -1))
+    for found, above, below in zip(tangents, highs, lows, strict=True):
         expected = (above - below) / (2 * step)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4, equal_nan=True)
 

@@ -44,7 +44,7 @@ def test_choices_are_the_names_of_the_tables() -> None:
     assert set(get_args(Schedule)) == {AUTO, *SCHEDULES}
     assert set(get_args(BackendName)) == {AUTO, *BACKENDS}
     assert set(get_args(CellName)) == set(LAYERS)
-    assert set(get_args(PoolingName)) == {"summary", *POOLINGS}
+    assert set(get_args(PoolingName)) == {"final", *POOLINGS}
 
 
 @pytest.mark.parametrize(("kind", "typed"), [(ColumnNames, ColumnOptions), (Settings, FitOptions)])
@@ -72,7 +72,7 @@ def test_help_lists_the_arguments_that_a_layer_has() -> None:
         "GRU": {"reset_after", "clip"},
         "RNN": {"nonlinearity", "clip"},
         "IndRNN": {"nonlinearity", "max_length"},
-        "SLSTM": {"heads", "input_weights"},
+        "SLSTM": {"num_heads", "input_weights"},
         "CfC": {"backbone_units", "gap_column"},
         "PeepholeLSTM": {"clip"},
         "CoupledLSTM": {"clip"},

@@ -16,6 +16,8 @@ class ColumnOptions(TypedDict, total=False):
     label: str | None
     id: str | None
     time: str | None
+    time_format: str | None
+    duplicate_times: Literal["keep", "mean", "first"] | None
     features: str | list[str] | tuple[str, ...] | None
     static: str | list[str] | tuple[str, ...] | None
     categorical: str | list[str] | tuple[str, ...] | None
@@ -24,11 +26,10 @@ class ColumnOptions(TypedDict, total=False):
     tokens: Literal["yes", "no"] | bool | None
     wide: bool
     time_gaps: bool
-    time_format: str | None
-    duplicate_times: Literal["keep", "mean", "first"] | None
     keep_trailing: bool
     header: str | None
     no_header: bool
+    label_from_name: str | None
     on_bad_row: Literal["raise", "skip"]
 
 
