@@ -46,7 +46,8 @@ def _rows(path: Path, rows: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", list(FORMATS))
+# A sheet is one piece.
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "xlsx"])
 def test_converted_data_equals_the_source(name: str, tmp_path: Path) -> None:
     path = written(name, tmp_path)
     with small_steps(4, 100):
