@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -100,6 +101,38 @@ def test_ids_of_several_columns_that_are_alike_when_joined(tmp_path: Path) -> No
     path.write_text("a,b,t,x\np/q,r,0,1\np/q,r,1,2\np,q/r,0,3\np,q/r,1,4\n")
     with pytest.raises(DataError, match="alike with / between them"):
         read(path, Columns(task="forecast", id="a,b"))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl", "pandas"])
+def test_panels_of_every_format(tmp_path: Path, kind: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    rows = [
+        (shop, item, f"2024-01-{day:02}", day)
+        for shop in "xy"
+        for item in "uv"
+        for day in range(1, 7)
+    ]
+    frame = pandas.DataFrame(rows, columns=["shop", "item", "day", "sold"])
+    frame["both"] = frame["shop"] + frame["item"]
+
+    def source(table: Any) -> Any:
+        path = tmp_path / f"x.{kind}"
+        if kind == "csv":
+            table.to_csv(path, index=False)
+        elif kind == "parquet":
+            table.to_parquet(path)
+        elif kind == "jsonl":
+            table.to_json(path, orient="records", lines=True)
+        return table if kind == "pandas" else path
+
+    single = read(source(frame[["both", "day", "sold"]]), SERIES)
+    assert (single.ids, single.channels) == (("xu", "xv", "yu", "yv"), ("sold",))
+    several = source(frame[["shop", "item", "day", "sold"]])
+    with pytest.raises(DataError, match="shop,item"):
+        read(several, SERIES)
+    named = read(several, Columns(task="forecast", id="shop,item"))
+    assert named.ids == ("x/u", "x/v", "y/u", "y/v")
+    assert named.records.values.ravel().tolist() == [1, 2, 3, 4, 5, 6] * 4
 
 
 def test_predictions_have_the_names_of_the_users_columns(tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ from raglane.data.formats.entries import read_columns, roles_of, row_piece
 from raglane.data.formats.grouping import is_plain
 from raglane.data.formats.layout import UTF16, Plain, plain
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
+from raglane.data.formats.plain_csv import plain_columns
 from raglane.data.formats.short_rows import ShortRows
 from raglane.data.formats.times import joined_ids
 from raglane.data.records import Columns, Records
@@ -92,17 +93,27 @@ def entries_of(
     if not content.startswith(UTF16):
         # pandas decodes the file too, but does not report the place of an invalid byte.
         decode(path, content)
-    rows = next(_parsed(path, table, table_again, None))
+    plain_table = plain_columns(table.file.read(), table.mark) if table.skipped == 0 else None
+    if plain_table is not None:
+        names, typed = plain_table
+        header = _header_of(path, np.array([names], dtype=object), columns)
+        pairs = zip(header, typed, strict=True)
+        return {name: column for name, column in pairs if name}, _noted(header, table)
+    rows = next(_parsed(path, table_again(), table_again, None))
     header = _header_of(path, rows, columns)
     if len(rows) == 1:
         raise data_error(
             path, "a header and no rows", "a file with at least one sequence", "check the file"
         )
+    return _named_columns(header, rows[1:]), _noted(header, table)
+
+
+def _noted(header: list[str], table: Plain) -> tuple[str, ...]:
     nameless = header.count("")
-    notes = table.notes
-    if nameless:
-        notes = (*notes, f"left out, because they have no name: {count_of(nameless, 'column')}")
-    return _named_columns(header, rows[1:]), notes
+    if not nameless:
+        return table.notes
+    left_out = f"left out, because they have no name: {count_of(nameless, 'column')}"
+    return (*table.notes, left_out)
 
 
 def _named_columns(header: list[str], rows: Entries) -> dict[str, Column]:

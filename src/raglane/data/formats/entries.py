@@ -6,7 +6,7 @@ A row is an element, a sequence with a column per step, or a text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +28,14 @@ from raglane.data.padding import note_padding
 from raglane.data.records import Columns, Records
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide
 from raglane.data.roles.decide import TEXT_NAMES
-from raglane.data.roles.rules import PERIOD_NAMES, ROLE_NAMES, ROW_ID_NAMES, TIME_NAMES, parts_of
+from raglane.data.roles.rules import (
+    PERIOD_NAMES,
+    ROLE_NAMES,
+    ROW_ID_NAMES,
+    TIME_NAMES,
+    option,
+    parts_of,
+)
 from raglane.data.roles.steps import NO_STEPS, NUMBERED, Steps, steps_of
 from raglane.data.typed import Column, Typed, Written, is_bytes
 from raglane.errors import UnfitColumnError
@@ -96,18 +103,7 @@ def element_columns(path: Path, schema: Any, load: Load, columns: Columns) -> li
     if columns.sequence is not None or any(map(is_list, kinds.values())):
         return []
     texts = {name for name in names if is_text(kinds[name])}
-    # A forecast needs no id, and times of JSON are texts.
-    times = {
-        name
-        for name in texts
-        if columns.task == "forecast" and name.lower() in (*TIME_NAMES, *PERIOD_NAMES)
-    }
-    if (
-        columns.wide
-        or (columns.time is not None and set(parts_of(columns.time, kinds)) <= set(kinds))
-        or set(columns.features or ()) & set(kinds) - texts
-        or texts == times
-    ):
+    if _are_rows_named(kinds, columns, texts):
         return names
     # Texts called "sequence" are sequences, such as those of genes.
     eligible = [name for name in names if name not in texts or name.lower() != "sequence"]
@@ -125,6 +121,12 @@ def element_columns(path: Path, schema: Any, load: Load, columns: Columns) -> li
         and not any(_are_sentences(load([own])) for own in documents)
     ):
         return names
+    if columns.task == "forecast" and name is None and texts < set(names):
+        # Texts with numbers and times may be the ids of series.
+        decision = decide(Facts(_typed(path, load(names))), columns)
+        is_panel = isinstance(decision, Refusal) and "id" in decision.fixes
+        if is_panel or (isinstance(decision, Roles) and decision.shape is Shape.ELEMENTS):
+            return names
     # Without three numbered columns, the table need not be read, and may have bytes.
     is_step = sum(map(bool, map(NUMBERED.fullmatch, names))) > 2
     with suppress(UnfitColumnError):
@@ -137,6 +139,17 @@ def element_columns(path: Path, schema: Any, load: Load, columns: Columns) -> li
         return []
     facts = Facts(_typed(path, load(names)))
     return names if steps_of(facts, columns, () if name is None else (name,)).columns else []
+
+
+def _are_rows_named(kinds: Mapping[str, Any], columns: Columns, texts: set[str]) -> bool:
+    """Return True if options, or the lack of texts, tell that rows are no whole sequences."""
+    # A forecast needs no id, and times of JSON are texts.
+    usual = (*TIME_NAMES, *PERIOD_NAMES) if columns.task == "forecast" else ()
+    times = {name for name in texts if name.lower() in usual}
+    ids = parts_of(columns.id, kinds) if columns.id is not None else ()
+    has_time = columns.time is not None and set(parts_of(columns.time, kinds)) <= set(kinds)
+    has_features = bool(set(columns.features or ()) & set(kinds) - texts)
+    return columns.wide or has_time or has_features or texts == times or len(ids) > 1
 
 
 def columns_of(path: Path, schema: Any, load: Load, columns: Columns) -> dict[str, Column] | None:
@@ -203,9 +216,21 @@ def _wide_rows(
     starts = tuple(names[0] for names in steps.columns)
     features = starts if steps.are_numbered else steps.names
     used = replace(records.columns, features=features, time=columns.time, id=columns.id, wide=True)
+    notes += _note_unused(others, records.columns, count)
     notes = [*filter(None, [roles.id_note]), roles.note, *notes, *records.notes]
     about = records.roles._replace(rows=roles.notes)
     return replace(records, notes=tuple(notes), columns=used, roles=about)
+
+
+def _note_unused(names: Iterable[str], columns: Columns, count: int) -> list[str]:
+    """Return the note about columns of rows that are sequences which have no role."""
+    labels = parts_of(columns.label, names) if columns.label is not None else ()
+    roles = (*labels, *(columns.static or ()), columns.sequence)
+    unused = [name for name in names if name not in roles]
+    if not unused:
+        return []
+    more = option("static")
+    return [f"left out, since no role fits: {', '.join(unused)} ({count:,} rows; {more} names one)"]
 
 
 def _check_row_ids(path: Path, table: Mapping[str, Column], roles: Roles) -> None:
@@ -302,7 +327,9 @@ def _whole_rows(
     chosen = choose(path, texts.schema, columns)
     records = records_of(path, texts.select(chosen.names), chosen, columns, first=first)
     note = f"each row is a sequence, the text of {quote(chosen.sequence)}"
-    notes = (note, *filter(None, [roles.note]), *records.notes)
+    free = [name for name in entries if name != chosen.id]
+    unused = _note_unused(free, records.columns, len(records))
+    notes = (note, *filter(None, [roles.note]), *records.notes, *unused)
     return replace(records, notes=notes, label_kinds=None)
 
 

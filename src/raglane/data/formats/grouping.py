@@ -126,7 +126,8 @@ def grouped(
         tuple(map(int, words)) if all(map(is_plain, words)) else tuple(words)
     )
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
-    sorted_columns = {name: column.take(order) for name, column in joined.items()}
+    is_sorted = bool((order == np.arange(len(order))).all())
+    sorted_columns = joined if is_sorted else _taken(joined, order)
     result = SortedRows(path, sorted_columns, rows[order], offsets, names, time, times[order])
     if time is None:
         return replace(result, notes=_unused(columns))
@@ -142,6 +143,10 @@ def _unused(columns: Columns) -> tuple[str, ...]:
     if not names:
         return ()
     return (f"not used, since there is no time column: {', '.join(map(columns_argument, names))}",)
+
+
+def _taken(table: Mapping[str, Column], rows: Integers) -> dict[str, Column]:
+    return {name: column.take(rows) for name, column in table.items()}
 
 
 def _check_joined(path: Path, table: Mapping[str, Column], roles: Roles, count: int) -> None:
@@ -295,10 +300,22 @@ def check_header_once(
     """Raise a DataError for a row that repeats the header, which happens if files were
     concatenated.
     """
-    has_words = numbers_in(np.array(list(table), dtype=object))[1].any()
-    if not has_words or not all(isinstance(column, Written) for column in table.values()):
+    is_word = numbers_in(np.array(list(table), dtype=object))[1]
+    if not is_word.any():
         return
-    again = np.logical_and.reduce([column.words() == name for name, column in table.items()])
-    if again.any():
-        got = f"the header again in data row {rows[int(again.argmax())]}"
-        raise data_error(path, got, "a file with one header", "remove the row")
+    name = list(table)[int(is_word.argmax())]
+    for row in np.flatnonzero(_equals(table[name], name)).tolist():
+        if all(column.text(row) == header for header, column in table.items()):
+            got = f"the header again in data row {rows[row]}"
+            raise data_error(path, got, "a file with one header", "remove the row")
+
+
+def _equals(column: Column, text: str) -> Bools:
+    """Return which entries are a text, which is no number."""
+    if isinstance(column, Written):
+        return np.asarray(column.entries == text, dtype=np.bool_)
+    odd = column.numbers()[1]
+    if not odd.any():
+        return odd
+    codes, different = column.codes()
+    return np.asarray(different == text, dtype=np.bool_)[codes]

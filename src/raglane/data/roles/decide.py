@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from raglane._utils.messages import quote, quote_all
+from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.records import Columns
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.rules import (
@@ -18,7 +18,7 @@ from raglane.data.roles.rules import (
     option,
     time_rules,
 )
-from raglane.data.roles.steps import NO_STEPS, Steps, described, row_id, steps_of
+from raglane.data.roles.steps import NO_STEPS, Steps, described, row_id, steps_of, unused_steps
 from raglane.tasks import TASKS
 
 # Names of a column of texts in a file without ids.
@@ -102,11 +102,16 @@ def _elements(facts: Facts, columns: Columns) -> Roles | Refusal:
     times = first(time_rules(names), facts, columns)
     if isinstance(times, Refusal):
         return times
+    id_note = "" if ids is None else ids.note
+    unused = NO_STEPS if names else unused_steps(facts, columns)
+    if unused.columns:
+        wide = argument("wide", value=True, of="Columns")
+        id_note = f"{id_note}, with the channels {unused.span}; {wide} makes each row a sequence"
     return Roles(
         Shape.ELEMENTS,
         id=names,
         time=() if times is None else times.names,
-        id_note="" if ids is None else ids.note,
+        id_note=id_note,
         time_note="" if times is None else times.note,
     )
 

@@ -91,6 +91,13 @@ def _numberless(facts: Facts, names: Iterable[str]) -> bool:
     return any(facts.share_of_words(name) > 0 for name in names)
 
 
+def unused_steps(facts: Facts, columns: Columns) -> Steps:
+    """Return the columns that would be steps with ``wide``, of a series whose columns they are."""
+    if columns.features or columns.task != "forecast":
+        return NO_STEPS
+    return _numbered(facts, _free(facts, columns, ()), is_named=False)
+
+
 def row_id(facts: Facts, columns: Columns, steps: Steps) -> str | None:
     """Return the column with a name per row, if it is the only one of words before the steps."""
     first = facts.names.index(steps.columns[0][0])
