@@ -46,7 +46,8 @@ def _rows(path: Path, rows: list[str]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", list(FORMATS))
+# A sheet is one piece.
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "xlsx"])
 def test_converted_data_equals_the_source(name: str, tmp_path: Path) -> None:
     path = written(name, tmp_path)
     with small_steps(4, 100):
@@ -264,7 +265,7 @@ def test_an_output_that_must_not_be_touched(tmp_path: Path) -> None:
         error=ArgumentError,
     )
     refused(
-        ["one of fail, skip"],
+        ["one of raise, skip"],
         convert,
         path,
         tmp_path / "out",

@@ -90,6 +90,17 @@ def _arff(path: Path) -> None:
     path.write_text("\n".join(lines))
 
 
+def _xlsx(path: Path) -> None:
+    pytest.importorskip("python_calamine")
+    book = pytest.importorskip("xlsxwriter").Workbook(str(path))
+    sheet = book.add_worksheet()
+    rows: list[list[Any]] = [["id", "x", "kind"]]
+    rows += [[row["id"], step[0], row["kind"]] for row in ROWS for step in row["x"]]
+    for place, row in enumerate(rows):
+        sheet.write_row(place, 0, row)
+    book.close()
+
+
 def _text(path: Path) -> None:
     path.write_text("\n".join("a text" if row % 3 else "\u2003 " for row in range(20)))
 
@@ -120,6 +131,7 @@ _WRITERS: dict[str, Callable[[Path], object]] = {
     "text": _text,
     "conll": _conll,
     "arff": _arff,
+    "xlsx": _xlsx,
     "arrow": lambda path: write_table(path, _TABLE),
     "parquet": lambda path: write_table(path, _TABLE),
     "jsonl": lambda path: path.write_text("\n\n".join(map(json.dumps, ROWS))),

@@ -386,12 +386,7 @@ def _of_rows(files: _Files, columns: Columns) -> Records:
         columns = replace(columns, no_header=columns.header is None)
     if files.suffix in _ARROW and files.label is None:
         whole = _arrow_parts(files)
-        lists = [
-            name
-            for name, kind in zip(whole.column_names, whole.schema.types, strict=True)
-            if is_list(kind) or name.lower() in _SEQUENCES
-        ]
-        if lists:
+        if any(map(is_list, whole.schema.types)) or _has_texts(whole.column_names):
             records = read_table(files.path, whole.schema, whole.select, columns)
             return replace(records, notes=(_parts(files), *files.notes[1:], *records.notes))
     tables = [_table(file, columns) for file in files.files]
@@ -403,6 +398,10 @@ def _of_rows(files: _Files, columns: Columns) -> Records:
         records = read_columns(files.path, table, columns)
         return replace(records, notes=(_parts(files), *files.notes[1:], *records.notes))
     return _with_ids(files, table, [len(each[names[0]]) for each in tables], columns)
+
+
+def _has_texts(names: Sequence[str]) -> bool:
+    return any(name.lower() in _SEQUENCES for name in names)
 
 
 def _check_alike(files: _Files, tables: Sequence[dict[str, Column]]) -> None:
