@@ -77,7 +77,7 @@ def test_columns_given_twice_are_joined_or_refused(tmp_path: Path, capsys: Capsy
     command = ["train", str(tmp_path / "data.csv"), "--task", "forecast", *FAST]
     out = ["--out", str(tmp_path / "run")]
     assert main([*command, *out, "--id-column", "a", "--id-column=b"]) == 0
-    assert "4 sequences: id column: 'a', 'b' (named)" in capsys.readouterr().out
+    assert "4 sequences, 16 elements: id column: 'a', 'b' (named)" in capsys.readouterr().out
     twice = ["--sequence-column", "a", "--sequence-column", "b"]
     fails([*command, *twice], capsys, "--sequence-column must be given once", "'a' and 'b'")
 

@@ -136,7 +136,8 @@ def role_lines(records: Dataset) -> list[str]:
     if records.roles.columns:
         lines.insert(0, "; ".join(records.roles.columns))
     if records.roles.rows:
-        count = count_of(len(records), "sequence")
+        elements = count_of(int(records.element_counts.sum()), "element")
+        count = f"{count_of(len(records), 'sequence')}, {elements}"
         lines.insert(0, f"{count}: {'; '.join(records.roles.rows)}")
     return lines
 
