@@ -63,7 +63,7 @@ $(READY): pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(wildcard csrc/*/*.h csr
 	@touch $(READY)
 
 demo: $(READY)
-	$(BIN)/raglane train --out $(RUN) --overwrite --threads 1
+	$(BIN)/raglane demo --output $(RUN) --overwrite --threads 1
 	$(BIN)/raglane evaluate $(RUN)
 	$(BIN)/raglane predict $(RUN) --output $(RUN)/predictions.csv --probabilities
 	@head -n 4 $(RUN)/predictions.csv | cut -d, -f1-3
