@@ -191,9 +191,10 @@ def train(policy: Policy, rounds: int, count: int = 32, ticks: int = 250) -> Non
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     for number in range(1, rounds + 1):
         played = play(actor, world, ticks)
-        batch, advice = rl.Ragged(played.observations), torch.cat(played.advice)
+        batch = rl.Ragged(played.observations)
+        advice: Any = rl.Ragged(played.advice)
         for _ in range(10):
-            logits = policy(batch).values[:, 0]
+            logits = policy(batch).squeeze(-1)
             loss = nn.functional.binary_cross_entropy_with_logits(logits, advice)
             optimizer.zero_grad()
             loss.backward()

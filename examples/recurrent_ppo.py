@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Categorical
+from torch.nn.functional import mse_loss
 
 import raglane as rl
 
@@ -71,14 +72,12 @@ class Agent(torch.nn.Module):
         self.gru = rl.nn.GRU(CUES + 1, 32)
         self.policy, self.value = torch.nn.Linear(32, CUES), torch.nn.Linear(32, 1)
 
-    def forward(
-        self, observations: rl.Ragged, state: Tensor, starts: rl.Ragged
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, observations: rl.Ragged, state: Tensor, starts: rl.Ragged) -> tuple[Any, Any]:
         """Return logits ``(N, CUES)`` and values ``(N,)`` of whole rollouts, from their initial
         states.
         """
         out, _ = self.gru(observations, state, resets=starts)
-        return self.policy(out.values), self.value(out.values).squeeze(-1)
+        return self.policy(out), self.value(out).squeeze(-1)
 
     def act(
         self, observation: Tensor, state: Tensor, starts: Tensor
@@ -86,8 +85,8 @@ class Agent(torch.nn.Module):
         """Return logits and values of one step, and the new state; starts of episodes reset the old
         state.
         """
-        out, after = self.gru.step(observation, state.masked_fill(starts.unsqueeze(1), 0))
-        return self.policy(out), self.value(out).squeeze(-1), cast(Tensor, after)
+        out, after = self.gru.step(observation, state, resets=starts)
+        return self.policy(out), self.value(out).squeeze(-1), after
 
 
 @torch.no_grad()
@@ -152,14 +151,14 @@ def update(agent: Agent, optimizer: torch.optim.Optimizer, rollout: Rollout, sta
     environments each.
     """
     for rows in (rows for _ in range(4) for rows in torch.randperm(ENVIRONMENTS).chunk(4)):
-        batch = {name: part[rows] for name, part in rollout.items()}
+        batch: dict[str, Any] = {name: part[rows] for name, part in rollout.items()}
         logits, values = agent(batch["observations"], state[:, rows], batch["starts"])
-        policy = Categorical(logits=logits)
-        ratio = (policy.log_prob(batch["actions"].values) - batch["log_probs"].values).exp()
-        advantages = batch["advantages"].values
+        policy = rl.distributions.Categorical(logits=logits)
+        ratio = (policy.log_prob(batch["actions"]) - batch["log_probs"]).exp()
+        advantages = batch["advantages"]
         gain = (advantages - advantages.mean()) / advantages.std()
         policy_loss = -torch.min(ratio * gain, ratio.clamp(0.8, 1.2) * gain).mean()
-        value_loss = (values - batch["returns"].values).square().mean()
+        value_loss = mse_loss(values, batch["returns"])
         optimizer.zero_grad()
         (policy_loss + 0.5 * value_loss - 0.01 * policy.entropy().mean()).backward()
         torch.nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
@@ -193,8 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> float:
     rollout, _, mean_return = collect(agent, Recall(ENVIRONMENTS), zeros)
     with torch.no_grad():
         logits, _ = agent(rollout["observations"], zeros, rollout["starts"])
-    log_probs = Categorical(logits=logits).log_prob(rollout["actions"].values)
-    gap = float((log_probs - rollout["log_probs"].values).abs().max())
+    log_probs = rl.distributions.Categorical(logits=logits).log_prob(rollout["actions"])
+    gap = float((log_probs - rollout["log_probs"]).abs().max())
     print(
         f"one call of the GRU against {STEPS} steps of acting: log-probabilities differ by at most {gap:.1g}"
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,16 +65,16 @@ class Writer(nn.Module):
         read = (pairs * scores.softmax(1)).sum(1)
         return torch.as_tensor(self.out(torch.cat([hidden, read], 1)))
 
-    def forward(self, words: rl.Ragged, written: rl.Ragged) -> Tensor:
+    def forward(self, words: rl.Ragged, written: rl.Ragged) -> Any:
         """Return the logits of each digit after the correct previous ones."""
-        memory, state = self.encoder(words.map(self.source))
-        hidden, _ = self.decoder(written.map(self.target), state)
-        return self.logits(memory, hidden.values, hidden.segment_ids)
+        memory, state = self.encoder(self.source(words))
+        hidden, _ = self.decoder(self.target(written), state)
+        return hidden.map(lambda rows: self.logits(memory, rows, hidden.segment_ids))
 
     @torch.no_grad()
     def write(self, words: rl.Ragged, most: int = 8) -> list[str]:
         """Return the most likely digit at each step, for all sequences at once."""
-        memory, state = self.encoder(words.map(self.source))
+        memory, state = self.encoder(self.source(words))
         rows, token = torch.arange(len(words)), torch.full((len(words),), BEGIN)
         steps = []
         for _ in range(most):
@@ -84,10 +85,10 @@ class Writer(nn.Module):
         return ["".join(str(digit) for digit in text[: [*text, END].index(END)]) for text in texts]
 
 
-def batch_of(numbers: Sequence[int]) -> tuple[rl.Ragged, list[Tensor]]:
+def batch_of(numbers: Sequence[int]) -> tuple[Any, Any]:
     """Return words, and digits between begin and end."""
     words = rl.Ragged([[WORDS[word] for word in words_of(number)] for number in numbers])
-    return words, [torch.tensor([BEGIN, *map(int, str(number)), END]) for number in numbers]
+    return words, rl.Ragged([[BEGIN, *map(int, str(number)), END] for number in numbers])
 
 
 def main(arguments: Sequence[str] | None = None) -> float:
@@ -106,8 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
         # Numbers of one to six digits, each equally likely; one in ten is for the test.
         drawn = [int(10 ** (6 * torch.rand(()))) for _ in range(64)]
         words, digits = batch_of([number for number in drawn if number % 10 != 7])
-        logits = model(words, rl.Ragged([row[:-1] for row in digits]))
-        loss = cross_entropy(logits, torch.cat([row[1:] for row in digits]))
+        loss = cross_entropy(model(words, digits[:, :-1]), digits[:, 1:])
         optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -140,7 +140,8 @@ class Recogniser(nn.Module):
         )
 
     def forward(self, frames: rl.Ragged) -> rl.Ragged:
-        return self.lstm(frames)[0].map(lambda rows: self.head(rows).log_softmax(1))
+        log_probs: rl.Ragged = self.head(self.lstm(frames)[0]).log_softmax(-1)
+        return log_probs
 
     def loss(self, frames: Sequence[Tensor], digits: Sequence[Tensor]) -> Tensor:
         """Return the mean CTC loss per digit."""
@@ -148,9 +149,7 @@ class Recogniser(nn.Module):
 
     def read(self, frames: Sequence[Tensor]) -> list[Tensor]:
         """Return the digits of the most likely labels."""
-        return [
-            digits_of(labels) for labels in self(rl.Ragged(frames)).map(lambda rows: rows.argmax(1))
-        ]
+        return list(rl.nn.ctc_greedy_search(self(rl.Ragged(frames)), BLANK).best())
 
 
 class Twin(nn.Module):

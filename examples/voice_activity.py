@@ -315,9 +315,10 @@ def main(arguments: Sequence[str] | None = None) -> float:
     if options.serve is not None:
         import uvicorn
 
-        from raglane.serve.app import create_app
+        from raglane.serve.app import create_app, settings
 
-        uvicorn.run(create_app({"voice": engine}), port=options.serve)
+        app = create_app({"voice": engine})
+        uvicorn.run(app, port=options.serve, **settings(app))
     return accuracy
 
 

@@ -127,7 +127,9 @@ RIGHT: dict[str, Call] = {
     "Ragged, operators": lambda v, n: ragged(v, n) * 2 + ragged(v, n).exp(),
     "Ragged.with_values": lambda v, n: ragged(v, n).with_values(v * 2),
     "Ragged.to": method("to", torch.float64),
-    "Ragged.from_flat": lambda v, n: rl.Ragged.from_flat(v, nn.functional.pad(n.cumsum(0), (1, 0))),
+    "Ragged.from_flat": lambda v, n: rl.Ragged.from_flat(
+        v, offsets=nn.functional.pad(n.cumsum(0), (1, 0))
+    ),
     "Ragged.from_padded, mask": lambda v, n: rl.Ragged.from_padded(
         padded(v, n), mask=torch.arange(6) < n[:, None]
     ),
@@ -172,6 +174,9 @@ REFUSED: dict[str, Call] = {
         f"Ragged.{name}": method(name)
         for name in "mask to_list to_padded to_packed to_nested to_transformers to_numpy".split()
     },
+    "Ragged.split_at": lambda v, n: ragged(v, n).split_at(ragged(v[:, 0] > 0, n)),
+    "Ragged.steps": lambda v, n: [x_t for _, x_t in ragged(v, n).steps()],
+    "Ragged.from_steps": lambda v, _: rl.Ragged.from_steps([v[:2], v[:2]]),
     "Ragged.to_arrow": method("to_arrow"),
     "Ragged.max_length": attribute("max_length"),
     "Ragged.density": attribute("density"),

@@ -17,14 +17,15 @@ from raglane.ragged.face.table import methods
     [
         (
             rl,
-            """Ragged Run accelerate collate import_layer cost data errors explain export fit lens load nn
-            pack_weights packing plan plot quantize serve sklearn to_torch use_backend""",
+            """Ragged Run accelerate collate import_layer cost data distributions errors explain export fit lens load nn
+            pack_weights packing plan plot quantize serve sklearn testing to_torch use_backend""",
         ),
         (
             rl.nn,
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
             MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder init losses
-            AttentionDecoder CTCBeamSearch Hypotheses NGram Transducer beam_search ctc_align ctc_loss edit_distance
+            AttentionDecoder CTCBeamSearch Hypotheses NGram Transducer beam_search ctc_align ctc_greedy_search ctc_loss
+            edit_distance
             rnnt_loss soft_dtw Attention Conv1d MaxPool1d AvgPool1d""",
         ),
         (
@@ -43,6 +44,7 @@ from raglane.ragged.face.table import methods
         ),
         (rl.export, "aot_inductor copy_operators onnx"),
         (rl.serve, "Engine Stream deployment"),
+        (rl.testing, "assert_close"),
     ],
 )
 def test_modules(module: Any, names: str) -> None:
@@ -55,9 +57,9 @@ def test_ragged() -> None:
     names = {name for name in dir(rl.Ragged) if not name.startswith("_")} - methods().keys()
     assert names == set(
         """broadcast concat contiguous cpu cu_seqlens cuda density device dim dtype feature_shape first
-        from_arrow from_flat from_nested from_packed from_padded imag is_cpu is_cuda is_nested is_quantized
+        from_arrow from_flat from_nested from_packed from_padded from_steps imag is_cpu is_cuda is_nested is_quantized
         is_sparse last layout lengths lengths_cpu map mask max_length ndim offsets order_by_length
-        pin_memory positions real requires_grad requires_grad_ reverse segment_ids select shape shift size
-        to to_arrow to_list to_nested to_numpy to_packed to_padded to_transformers tolist truncate type_as
+        pin_memory positions real requires_grad requires_grad_ reverse segment_ids select shape shift size split_at
+        steps to to_arrow to_list to_nested to_numpy to_packed to_padded to_transformers tolist truncate type_as
         values windows with_values""".split()
     )

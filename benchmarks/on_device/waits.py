@@ -95,7 +95,7 @@ def _crf(given: Given, operation: Callable[[Any, Given], Any]) -> Call:
     return lambda: operation(crf, given)
 
 
-def _decoder(given: Given, attention: str) -> Call:
+def _decoder(given: Given, attention: Any) -> Call:
     decoder = rl.nn.AttentionDecoder(
         3, _D, _H, attention=attention, scheduled_sampling=0.5, device=given.device
     )
@@ -124,8 +124,8 @@ OPERATIONS: dict[str, Callable[[Given], Any]] = {
     "concat": lambda g: g.batch.concat(g.other),
     "select": lambda g: g.batch.select(torch.tensor([2, 0])),
     "slice": lambda g: g.batch[1:4],
-    "arithmetic": lambda g: torch.relu(g.batch * 2 + g.other),  # type: ignore[arg-type]
-    "linear": lambda g: F.linear(g.batch, g.weight),  # type: ignore[arg-type]
+    "arithmetic": lambda g: torch.relu(g.batch * 2 + g.other),
+    "linear": lambda g: F.linear(g.batch, g.weight),
     "to_padded": lambda g: g.batch.to_padded(),
     "to_packed": lambda g: g.batch.to_packed().data,
     "from_padded": lambda g: rl.Ragged.from_padded(g.padded, g.lengths),

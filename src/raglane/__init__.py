@@ -19,7 +19,19 @@ from typing import TYPE_CHECKING, Any
 import raglane._utils.forks  # noqa: F401 (watches for forks from here on)
 
 if TYPE_CHECKING:
-    from raglane import data, errors, export, lens, nn, packing, plot, serve, sklearn
+    from raglane import (
+        data,
+        distributions,
+        errors,
+        export,
+        lens,
+        nn,
+        packing,
+        plot,
+        serve,
+        sklearn,
+        testing,
+    )
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import use_backend
     from raglane.nn.recurrent.accelerate import accelerate, to_torch
@@ -41,6 +53,7 @@ __all__ = [
     "collate",
     "cost",
     "data",
+    "distributions",
     "errors",
     "explain",
     "export",
@@ -56,6 +69,7 @@ __all__ = [
     "quantize",
     "serve",
     "sklearn",
+    "testing",
     "to_torch",
     "use_backend",
 ]
@@ -77,8 +91,8 @@ _HOMES = {
     "use_backend": "kernels.dispatch",
 }
 _MODULES = (
-    *("cells", "data", "errors", "export", "lens", "nn", "packing", "plot", "schedules", "serve"),
-    *("sklearn", "training"),
+    *("cells", "data", "distributions", "errors", "export", "lens", "nn", "packing", "plot"),
+    *("schedules", "serve", "sklearn", "testing", "training"),
 )
 
 

@@ -265,7 +265,8 @@ def test_every_setting_is_an_option(name: str) -> None:
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "predict"])
 def test_every_role_of_a_column_is_an_option(command: str) -> None:
-    assert {*options(ColumnNames)} == {*ROLES, "split", "label_split", "tokens", "on_bad_row"}
+    others = {"split", "label_split", "tokens", "keep_trailing", "on_bad_row"}
+    assert {*options(ColumnNames)} == {*ROLES, *others}
     page = _page(command)
     assert f" --format {'|'.join(FORMATS)} " in page
     for name, option in options(ColumnNames).items():

@@ -72,12 +72,23 @@ def test_predictions_never_replace_the_data_or_the_model(
     (work / "run" / "p.csv").unlink()
 
 
+def test_columns_given_twice_are_joined_or_refused(tmp_path: Path, capsys: Capsys) -> None:
+    rows = [f"{a},{b},{t},{t}\n" for a in "xy" for b in "uv" for t in range(4)]
+    (tmp_path / "data.csv").write_text("a,b,time,z\n" + "".join(rows))
+    command = ["train", str(tmp_path / "data.csv"), "--task", "forecast", *FAST]
+    out = ["--output", str(tmp_path / "run")]
+    assert main([*command, *out, "--id-column", "a", "--id-column=b"]) == 0
+    assert "4 sequences: id column: 'a', 'b' (named)" in capsys.readouterr().out
+    twice = ["--sequence-column", "a", "--sequence-column", "b"]
+    fails([*command, *twice], capsys, "--sequence-column must be given once", "'a' and 'b'")
+
+
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 @pytest.mark.parametrize("row", [0, 11])
 def test_a_missing_value_is_named_by_its_row_in_the_file(
     tmp_path: Path, capsys: Capsys, kind: str, row: int
 ) -> None:
-    series = [[1.0, 2.0 + number] for number in range(12)]
+    series = [[1.0, 2.0 + number, 3.0] for number in range(12)]
     series[row][1] = float("nan")
     path = tmp_path / f"data.{kind}"
     if kind == "jsonl":
@@ -99,7 +110,7 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(
         command,
         capsys,
         place,
-        "(1 of 24 features is missing)",
+        "(1 of 36 features is missing)",
         "train with --missing zero or --missing forward",
     )
     assert not (tmp_path / "run").exists()

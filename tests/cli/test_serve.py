@@ -134,6 +134,29 @@ def test_a_token_in_a_file(runs: Path) -> None:
     assert command.end() == 0
 
 
+def test_layers_and_modules(runs: Path) -> None:
+    """Of functions that the user names, also next to runs."""
+    text = "import torch, raglane as rl\n\ndef detector():\n    torch.manual_seed(0)\n"
+    text += "    return [torch.nn.Linear(5, 3), rl.nn.GRU(3, 4)]\n\nlayer = rl.nn.LSTM(3, 2)\n"
+    (runs / "detectors.py").write_text(text)
+    arguments = ["--model", "detectors:detector", "--model", "other=detectors:layer"]
+    command, where = _started(runs, "one", *arguments)
+    printed = " ".join(command.printed().split())
+    assert "model: one (classify) model: detector (module) model: other (module)" in printed
+    torch.manual_seed(0)
+    engine = Engine([torch.nn.Linear(5, 3), rl.nn.GRU(3, 4)], slots=1)
+    values = torch.randn(6, 5)
+    address = f"ws://{where}/stream?model=detector&answers=binary"
+    with websockets.connect(address) as stream:
+        stream.send(values.numpy().tobytes())
+        found = stream.recv(decode=False)
+    expected = engine.run(rl.Ragged([values])).values
+    assert torch.equal(torch.frombuffer(bytearray(found), dtype=torch.float32), expected.flatten())
+    command.signal(signal.SIGTERM)
+    assert command.end() == 0
+    assert command.errors() == ""
+
+
 @pytest.mark.parametrize(
     ("arguments", "codes"),
     [
@@ -189,6 +212,16 @@ def test_hosts_of_an_address(host: str, address: str, hosts: list[str] | None) -
     ("arguments", "words"),
     [
         (["nothing"], ["nothing must be the folder of a run"]),
+        ([], ["RUN must be a run, or --model, got none"]),
+        (["one", "--features", "3"], ["--features must be passed with --model"]),
+        (["--model", "detectors"], ["--model must be package.module:function", "'detectors'"]),
+        (["--model", "a b:c"], ["--model must be package.module:function"]),
+        (["one", "--model", "one=json:dumps"], ["--model must be different names", "'one'"]),
+        (["--model", "nothing_there:make"], ["--model must be a function", "ModuleNotFoundError"]),
+        (["--model", "json:nothing"], ["--model must be a function", "AttributeError"]),
+        (["--model", "json:dumps"], ["--model must be a function", "TypeError"]),
+        (["--model", "os:getcwd"], ["model must be a module"]),
+        (["one", "--period", "0"], ["--period must be a number of seconds above 0"]),
         (["one", "--port", "70000"], ["--port must be a number from 0 to 65535", "70000"]),
         (["one", "--port", "x"], ["--port must be a whole number", "'x'"]),
         (["one", "--host", "0.0.0.0"], ["--host must be an address of one network", "'0.0.0.0'"]),

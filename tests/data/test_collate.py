@@ -115,7 +115,7 @@ def test_lists_of_numbers_are_sequences() -> None:
         assert isinstance(batch, rl.Ragged)
         assert batch.dtype == dtype
         assert [sequence.tolist() for sequence in batch] == samples
-    batch = rl.collate([[[1, 2], [3, 4]], [], [[5, 6]]])
+    batch = rl.collate([[[1.0, 2], [3, 4]], [], [[5, 6]]])
     assert batch.values.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert batch.lengths.tolist() == [2, 0, 1]
 
@@ -213,7 +213,7 @@ def test_read_only_strided_and_foreign_arrays() -> None:
         ),
         ([[True], [2]], ArgumentTypeError, ["samples[1][0]", "an int", "a boolean, or a number"]),
         ([[1], [2**63]], ArgumentError, ["samples[1][0]", "64 bits"]),
-        ([{"x": [torch.ones(2)]}], ArgumentTypeError, ["samples[0]['x'][0]", "a Tensor"]),
+        ([{"x": [torch.tensor(2.0)]}], ArgumentTypeError, ["samples[0]['x'][0]", "a Tensor"]),
         ([[1], 2], ArgumentTypeError, ["samples[1]", "an int", "a list"]),
         ({}, ArgumentError, ["samples", "no entries"]),
         (

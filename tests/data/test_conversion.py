@@ -324,7 +324,7 @@ def test_missing_values_of_all_pieces_are_counted(tmp_path: Path) -> None:
         pa.table({"x": x, "y": list("ababa"), "s": [1.0, None, None, 2.0, None]}),
         tmp_path / "a.parquet",
     )
-    columns = Columns(sequence="x", label="y", static=("s",))
+    columns = Columns(sequence="x", label="y", static=("s",), keep_trailing=True)
     with small_steps(1, 16):
         found = convert(tmp_path / "a.parquet", tmp_path / "out", columns).statistics
     assert [(channel.count, channel.missing) for channel in found.channels.values()] == [(3, 5)]

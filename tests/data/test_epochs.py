@@ -147,6 +147,7 @@ def test_a_state_of_an_earlier_version_at_the_end_of_an_epoch(name: str) -> None
         pools = len(sampler._epoch().pools)
         state |= {"pool": pools, "before": count}
     sampler.load_state_dict(_stored(state))
+    assert sampler.epoch == 1
     assert (sampler.state_dict()["epoch"], sampler.state_dict()["done"]) == (1, 0)
     assert _epochs(sampler, 1) == expected[1:]
     with pytest.raises(ArgumentError, match="done"):

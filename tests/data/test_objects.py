@@ -64,9 +64,9 @@ def test_sequences_of_numbers_in_every_form() -> None:
 
 
 def test_empty_sequences_and_missing_values() -> None:
-    found = read([[], [1, float("nan")], np.zeros((0,))], _NONE)
-    assert found.lengths.tolist() == [0, 2, 0]
-    assert np.isnan(found.values).ravel().tolist() == [False, True]
+    found = read([[], [1, float("nan"), 2], np.zeros((0,))], _NONE)
+    assert found.lengths.tolist() == [0, 3, 0]
+    assert np.isnan(found.values).ravel().tolist() == [False, True, False]
     for shape in ((0,), (0, 3)):
         assert read([np.zeros(shape), np.ones((2, 3))], _NONE).channels == ("x0", "x1", "x2")
     assert read([torch.ones(2, dtype=torch.bfloat16)], _NONE).values.tolist() == [[1], [1]]
@@ -166,7 +166,7 @@ def test_a_table_with_labels_beside_it() -> None:
     kinds = pl.Series(["u", "v"], dtype=pl.Categorical)
     categories = pl.DataFrame({"Unnamed: 0": [0, 1], "x": [[1.0], [2.0]], "kind": kinds})
     assert read(categories).labels == ("u", "v")
-    numbered = pd.DataFrame({"x": [[1.0, np.nan], [2.0]], "id": [9, 4], "kind": [True, False]})
+    numbered = pd.DataFrame({"x": [[np.nan, 1.0], [2.0]], "id": [9, 4], "kind": [True, False]})
     found = read(
         numbered.astype({"id": "category", "kind": "category"}),
         labels=pd.Series(["p", "q"], [9, 4]),
@@ -434,7 +434,9 @@ def _contents(data: Any) -> str:
 
 
 def test_all_options_of_columns_are_listed() -> None:
-    assert {*_OPTIONS, "need_labels", "keep_trailing"} == {field.name for field in fields(Columns)}
+    # These have tests of their own.
+    others = {"need_labels", "keep_trailing", "header", "no_header", "label_from_name"}
+    assert {*_OPTIONS, *others} == {field.name for field in fields(Columns)}
 
 
 @pytest.mark.parametrize("name", _OPTIONS)

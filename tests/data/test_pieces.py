@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from made_datasets import changed
-from raglane.data import FORMATS, Columns, read
+from raglane.data import FORMATS, Columns, convert, read
 from raglane.data.formats import csv, pick
 from raglane.data.formats.pieces import Piece, sift
 from raglane.data.records import Records, Skipped
@@ -25,7 +25,8 @@ def _parsed(pieces: Iterable[Piece]) -> Records:
     return joined([records for piece in pieces for records in sift(piece, None)])
 
 
-@pytest.mark.parametrize("name", list(FORMATS))
+# A sheet is one piece.
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "xlsx"])
 def test_pieces_are_the_whole_from_wherever_they_begin(name: str, tmp_path: Path) -> None:
     file, columns = written(name, tmp_path), asked(name)
     with small_steps():
@@ -128,8 +129,11 @@ def _spoil(name: str, path: Path) -> None:
     )
 
 
-# Arrays and words have no bad row: a file of them is damaged or whole.
-@pytest.mark.parametrize("name", [name for name in FORMATS if name not in ("npz", "conll")])
+# Files of these formats are damaged or whole.
+_WHOLE = ("npz", "conll", "arff", "xlsx")
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if name not in _WHOLE])
 def test_a_bad_row_is_left_out_in_every_format(name: str, tmp_path: Path) -> None:
     path, wanted = written(name, tmp_path), asked(name)
     with small_steps():
@@ -194,3 +198,18 @@ def test_errors_of_all_rows_or_of_the_file_are_raised(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(cut[: len(cut) // 2])
     refused(["a.parquet"], read, tmp_path / "a.parquet", on_bad_row="skip")
     refused(["one of raise, skip"], read, path, on_bad_row="drop", error=ArgumentError)
+
+
+@pytest.mark.parametrize("bad", [0, 7, 23])
+def test_a_bad_row_of_one_series_is_left_out(tmp_path: Path, bad: int) -> None:
+    values = [str(row) for row in range(24)]
+    values[bad] = "O.5"
+    rows = [f"2024-01-01T{row:02}:00,{value}\n" for row, value in enumerate(values)]
+    path = tmp_path / "series.csv"
+    path.write_text("time,load\n" + "".join(rows))
+    asked = Columns(task="forecast")
+    data = read(path, asked, on_bad_row="skip")
+    assert data.records.values.ravel().tolist() == [row for row in range(24) if row != bad]
+    assert [row.place for row in data.skipped] == [f"data row {bad}"]
+    converted = convert([path], tmp_path / "converted", asked, on_bad_row="skip")
+    assert (converted.statistics.sequences, converted.statistics.elements) == (1, 23)

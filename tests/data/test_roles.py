@@ -92,6 +92,14 @@ def test_steps_of_several_prefixes_are_channels_in_any_order_of_columns() -> Non
         assert steps.columns[1] == ("y0", "y1", "y2")
 
 
+def test_numbered_channels_of_one_series_name_the_option() -> None:
+    roles = roles_of(table(t0=(1, 2), t1=(1, 2), t2=(1, 2)))
+    assert (
+        "with the channels t0 to t2; Columns(wide=True) makes each row a sequence" in roles.id_note
+    )
+    assert roles_of(table(t0=(1, 2), x=(1, 2), y=(1, 2))).id_note.endswith("are one series")
+
+
 def test_dates_as_names_are_in_the_order_of_the_dates() -> None:
     names = ("1/10/2024", "1/9/2024", "1/31/2024")
     facts = table(page="ab", **dict.fromkeys(names, "12"))

@@ -174,10 +174,15 @@ def test_converted_data_gives_the_batches_of_data_in_memory(number: int, tmp_pat
 
 
 def test_without_a_preprocessor_features_are_as_they_are(tmp_path: Path) -> None:
-    table = pa.table({"x": [[1.0, float("nan")], [], [3.0]], "kind": ["b", "a", "b"]})
+    table = pa.table({"x": [[1.0, float("nan"), 2.0], [], [3.0]], "kind": ["b", "a", "b"]})
     batch = rl.collate(Dataset(table).__getitems__([0, 2]))
     assert batch["inputs"].values.tolist()[0] == [1.0]
-    assert batch["inputs"].values.isnan().tolist() == [[False], [True], [False]]
+    assert batch["inputs"].values.isnan().tolist() == [
+        [False],
+        [True],
+        [False],
+        [False],
+    ]
     assert batch["target"].tolist() == [1, 1]
     words: Any = Dataset(small_table(), Columns(sequence="words", label="kind"))
     assert words.preprocessor.labels == ("u", "v", "w")

@@ -274,8 +274,8 @@ def test_one_call_with_resets_is_what_the_agent_did() -> None:
     assert not starts.first().all()  # some go on from the rollout before
     for resets, is_right in ((starts, True), (starts & False, False)):
         logits, _ = agent(rollout["observations"], state, resets)
-        found = logits.log_softmax(-1).gather(1, rollout["actions"].values.unsqueeze(1)).squeeze(1)
-        assert torch.allclose(found, rollout["log_probs"].values, atol=1e-5) == is_right
+        found = rl.distributions.Categorical(logits=logits).log_prob(rollout["actions"])
+        assert torch.allclose(found, rollout["log_probs"], atol=1e-5) == is_right
 
 
 def test_advantages_stop_at_the_end_of_an_episode() -> None:

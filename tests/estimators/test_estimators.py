@@ -367,7 +367,7 @@ def test_parameters_are_the_settings() -> None:
             r"X\[1\] must be .*got 2 .*channels='first'",
         ),
         ({}, None, ["a"], ValueError, "inconsistent numbers of samples"),
-        ({}, [[1.0, np.nan]] * 4, ["a", "b"] * 2, DataError, "finite"),
+        ({}, [[np.nan, 1.0]] * 4, ["a", "b"] * 2, DataError, "finite"),
         ({}, {"x": 1}, ["a"], TypeError, "dict|float"),
         (
             {},

@@ -160,14 +160,15 @@ def test_no_lengths_end_the_runtime(layout: Any, tmp_path: Path) -> None:
     )
     given, wanted = list[dict[str, Tensor]](), list[list[Tensor]]()
     is_flat = layout == "flat"
-    make, name = (rl.Ragged.from_flat, "offsets") if is_flat else (rl.Ragged.from_padded, "lengths")
+    make: Any = rl.Ragged.from_flat if is_flat else rl.Ragged.from_padded
+    name = "offsets" if is_flat else "lengths"
     for size, second, taken in ODD[layout]:
         count = len(taken) - is_flat
         values, h = (
             torch.randn(size, D) if is_flat else torch.randn(count, size, D),
             torch.randn(1, count, 6),
         )
-        batch = make(values, torch.tensor(taken).long())
+        batch = make(values, **{name: torch.tensor(taken).long()})
         given.append({"values": values, name: torch.tensor(second).long(), "h": h})
         wanted.append(truth(model, layout, batch, h, steps=size))
     for case, found, expected in zip(ODD[layout], outputs_of(path, given), wanted, strict=True):
@@ -387,3 +388,45 @@ def test_a_full_disk_leaves_neither_file(
     )
     assert f"{tmp_path}/model.json: No space left" in capsys.readouterr().err
     assert [part.name for part in tmp_path.iterdir()] == ["model"]
+
+
+class Returns(nn.Module):
+    """Return outputs with the sizes of the input, and with others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = rl.nn.LSTM(D, 4)
+
+    def forward(self, batch: rl.Ragged) -> dict[str, Any]:
+        out, _ = self.lstm(batch)
+        return {"all": out, "last": out.last(), "rest": out[:, 1:]}
+
+
+@pytest.mark.parametrize(
+    ("layout", "all_steps", "rest"),
+    [
+        ("padded", "sequences steps 4", "sequences output_rest_steps 4"),
+        ("flat", "elements 4", "output_rest_elements 4"),
+    ],
+)
+def test_sizes_of_outputs_have_names(
+    layout: Any, all_steps: str, rest: str, tmp_path: Path
+) -> None:
+    import onnx
+
+    path = tmp_path / "model.onnx"
+    rl.export.onnx(Returns(), path, example=a_batch([3, 5, 2]), layout=layout)
+    sizes = {
+        value.name: " ".join(
+            each.dim_param or str(each.dim_value) for each in value.type.tensor_type.shape.dim
+        )
+        for value in onnx.load(path).graph.output
+    }
+    assert sizes["output_all"] == all_steps
+    assert sizes["output_last"] == "sequences 4"
+    assert sizes["output_rest"] == rest
+
+
+def test_the_exporter_of_torch_names_ours() -> None:
+    with pytest.raises(Exception, match=r"rl\.export\.onnx\(model, path, example=batch\)"):
+        torch.onnx.export(Returns().eval(), (a_batch([3, 5]),), dynamo=True, verbose=False)

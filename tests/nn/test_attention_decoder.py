@@ -358,7 +358,7 @@ def test_coverage_is_that_of_the_weights(kind: str, order: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-4)])
 def test_scores_are_those_of_teacher_forcing(
-    kind: str, dtype: torch.dtype, tolerance: float
+    kind: Any, dtype: torch.dtype, tolerance: float
 ) -> None:
     decoder = AttentionDecoder(
         40, memory_size=8, hidden_size=32, attention=kind, dtype=dtype

@@ -181,7 +181,7 @@ def test_autocast(kind: Kind, dtype: torch.dtype, backend: str, device: torch.de
 @pytest.mark.parametrize("casts", [False, True])
 @pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_a_bound_is_rounded_inwards(
-    backend: str, casts: bool, dtype: torch.dtype, length: int
+    backend: Any, casts: bool, dtype: torch.dtype, length: int
 ) -> None:
     layer: Any = rl.nn.IndRNN(1, 3, bias=False, max_length=length, dtype=dtype, backend=backend)
     start = torch.ones(1, 1, 3, dtype=dtype)

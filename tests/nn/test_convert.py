@@ -55,7 +55,7 @@ def _bidirectional(forward: Any, backward: Any, merge_mode: str = "concat") -> A
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", list(GATES))
-def test_arrays_of_keras(kind: str, bias: bool, count: int) -> None:
+def test_arrays_of_keras(kind: Any, bias: bool, count: int) -> None:
     directions = [
         [array * scale for array in keras_arrays(kind, bias)] for scale in (1, 0.5)[:count]
     ]
@@ -382,7 +382,7 @@ CIRCLE["params"] = CIRCLE
         (CIRCLE, None, "source must be parameters, got a dict that contains itself"),
     ],
 )
-def test_mistakes(source: Any, kind: str | None, text: str) -> None:
+def test_mistakes(source: Any, kind: Any, text: str) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError, ShapeError), match=text):
         rl.import_layer(source, kind)
 
@@ -411,7 +411,7 @@ def test_dtypes_that_differ() -> None:
 @pytest.mark.parametrize(
     ("backend", "dtype"), [("reference", torch.float64), ("program", torch.float32)]
 )
-def test_slstm_without_input_weights(backend: str, dtype: torch.dtype) -> None:
+def test_slstm_without_input_weights(backend: Any, dtype: torch.dtype) -> None:
     whole = rl.nn.SLSTM(3, 4, 2, num_heads=2, bidirectional=True, dtype=dtype)
     layer: Any = rl.nn.SLSTM(
         16, 4, 2, num_heads=2, bidirectional=True, input_weights=False, dtype=dtype, backend=backend

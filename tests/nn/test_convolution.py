@@ -69,7 +69,7 @@ def test_steps_have_the_bits_of_the_sequence() -> None:
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("initial_state", ["zeros", "learned"])
-def test_the_weights_are_those_of_torch(bias: bool, initial_state: str) -> None:
+def test_the_weights_are_those_of_torch(bias: bool, initial_state: Any) -> None:
     torch.manual_seed(0)
     options: dict[str, Any] = {"groups": 2, "bias": bias}
     layer = rl.nn.CausalConv1d(4, 6, 3, **options, initial_state=initial_state)

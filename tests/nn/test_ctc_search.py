@@ -205,9 +205,9 @@ def test_bits_depend_on_the_sequence_only(
 def test_equal_scores_have_the_lowest_token_first() -> None:
     found = CTCBeamSearch(beam_size=3, n_best=3)(rl.Ragged([torch.full((1, 4), 0.25).log()]))
     assert listed(found)[0] == [
-        ((), found.scores[0]),
-        ((1,), found.scores[0]),
-        ((2,), found.scores[0]),
+        ((), float(found.scores[0])),
+        ((1,), float(found.scores[0])),
+        ((2,), float(found.scores[0])),
     ]
     found = CTCBeamSearch(n_best=4, tokens_per_step=2)(
         rl.Ragged([torch.tensor([[0.4, 0.1, 0.2, 0.3]]).log()])
@@ -413,7 +413,7 @@ def test_hypotheses_are_indexed_by_item() -> None:
             "token_bonus must be finite, got inf",
         ),
         (lambda: CTCBeamSearch(blank=4)(LOG_PROBS), ArgumentError, "a blank of the C labels"),
-        (lambda: CTCBeamSearch()(LOG_PROBS.values), ArgumentTypeError, "log_probs must be"),
+        (lambda: CTCBeamSearch()(LOG_PROBS.values), ArgumentTypeError, "log_probs must be"),  # type: ignore[arg-type]
         (
             lambda: CTCBeamSearch()(NAN),
             ArgumentError,

@@ -53,7 +53,7 @@ def _by_hand(encoder: SequenceEncoder, sequence: Tensor) -> Tensor:
 @pytest.mark.parametrize("embedding", [None, 5])
 @pytest.mark.parametrize("pooling", ["final", *POOLINGS, None])
 def test_encoders_by_hand(
-    pooling: str | None, embedding: int | None, bidirectional: bool, device: Any
+    pooling: Any, embedding: int | None, bidirectional: bool, device: Any
 ) -> None:
     encoder = SequenceEncoder(
         embedding or D,
@@ -81,7 +81,7 @@ def test_encoders_by_hand(
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("cell", LAYERS)
-def test_every_cell_learns(cell: str, layer_norm: bool, device: Any) -> None:
+def test_every_cell_learns(cell: Any, layer_norm: bool, device: Any) -> None:
     if layer_norm and cell not in ("lstm", "gru"):
         with pytest.raises(
             ArgumentError, match=r"cell must be .*one of lstm, gru with layer_norm=True.*, got "
@@ -172,7 +172,7 @@ def test_mistakes(options: dict[str, Any], batch: Any, kind: type[RaglaneError],
         ("Coupled_lstm", rl.nn.CoupledLSTM),
     ],
 )
-def test_a_cell_is_named_as_its_class_or_in_lower_case(name: str, kind: type) -> None:
+def test_a_cell_is_named_as_its_class_or_in_lower_case(name: Any, kind: type) -> None:
     assert type(SequenceEncoder(D, H, name).recurrent) is kind
     assert type(SequenceEncoder(D, H, name.lower()).recurrent) is kind
     assert Settings(cell=name) == Settings(cell=name.lower())
@@ -181,7 +181,7 @@ def test_a_cell_is_named_as_its_class_or_in_lower_case(name: str, kind: type) ->
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("pooling", ["final", *POOLINGS, None])
 def test_dropout_of_every_pooling_is_for_training_only(
-    pooling: str | None, num_layers: int, device: Any
+    pooling: Any, num_layers: int, device: Any
 ) -> None:
     """In evaluation, results are those of the same network without dropout."""
     batch = _floats(device)

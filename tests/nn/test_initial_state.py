@@ -142,7 +142,7 @@ def test_few_sequences(kind: str, count: int) -> None:
 )
 def test_autocast(kind: str, schedule: str, device: torch.device) -> None:
     """Under autocast a module returns bfloat16, and learned states are float32."""
-    initial = OfSequence(2, (H, H), torch.float32) if kind == "module" else kind
+    initial: Any = OfSequence(2, (H, H), torch.float32) if kind == "module" else kind
     layer = rl.nn.LSTM(D, H, bidirectional=True, initial_state=initial)
     batch = rl.Ragged(sequences_of(LENGTHS, dtype=torch.float32))
     expected = results_of(layer(batch))

@@ -348,7 +348,7 @@ TARGETS = rl.Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="cpu"), le
             "each of the 2 sequences",
         ),
         (
-            lambda: ctc_loss(LOG_PROBS, TARGETS, sample_weight=LOG_PROBS),  # type: ignore[arg-type]
+            lambda: ctc_loss(LOG_PROBS, TARGETS, sample_weight=LOG_PROBS),
             ArgumentTypeError,
             "sequence",
         ),

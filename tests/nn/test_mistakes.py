@@ -97,11 +97,11 @@ def test_lengths_in_place_of_the_state(name: str, lengths: Any) -> None:
         ("lstn", True, "lstm"),
     ],
 )
-def test_the_nearest_cell(cell: str, layer_norm: bool, near: str) -> None:
+def test_the_nearest_cell(cell: Any, layer_norm: bool, near: str) -> None:
     with pytest.raises(ArgumentError, match=rf"cell must be one of .*got '{cell}'\. Pass '{near}'"):
         rl.nn.SequenceEncoder(4, 5, cell=cell, layer_norm=layer_norm)
     with pytest.raises(ArgumentError, match="Choose one of them"):
-        rl.nn.SequenceEncoder(4, 5, cell="transformer")
+        rl.nn.SequenceEncoder(4, 5, cell="transformer")  # type: ignore[arg-type]
 
 
 def _warnings(call: Callable[[], object]) -> list[str]:

@@ -191,7 +191,7 @@ def test_bad_arguments() -> None:
         ),
     ):
         with pytest.raises(error, match=text):
-            model(given, Ragged(targets))
+            model(given, Ragged(targets))  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="frames must be encoder_size = 3 features"):
         model.decode(Ragged([torch.zeros(4, 2)]), beam_size=2, max_length=3)
     with pytest.raises(ArgumentError, match="max_symbols must be"):

@@ -281,14 +281,14 @@ def test_wrong_windows(pool: Any, sizes: tuple[int, ...]) -> None:
 def test_wrong_batches() -> None:
     layer = rl.nn.Conv1d(2, 3, 3)
     with pytest.raises(ArgumentTypeError, match="input must be a Ragged"):
-        layer(torch.zeros(1, 2, 5))
+        layer(torch.zeros(1, 2, 5))  # type: ignore[arg-type]
     with pytest.raises(ShapeError, match="in_channels = 2 features"):
         layer(Ragged([torch.zeros(4, 3)]))
     with pytest.raises(ShapeError, match=r"of dtype torch\.float32"):
         layer(Ragged([torch.zeros(4, 2).double()]))
     for pool in (rl.nn.MaxPool1d(2), rl.nn.AvgPool1d(2)):
         with pytest.raises(ArgumentTypeError, match="batch must be a Ragged"):
-            pool(torch.zeros(1, 2, 5))
+            pool(torch.zeros(1, 2, 5))  # type: ignore[arg-type]
         with pytest.raises(ArgumentTypeError, match="floating"):
             pool(Ragged([[1, 2, 3]]))
 

@@ -108,7 +108,7 @@ def test_equal_to_torch(
 ) -> None:
     sequences = sequences_of(lengths, features, dtype, device)
     for side in ("left", "right"):
-        arguments = (sequences, batch_first, padding, side)
+        arguments: Any = (sequences, batch_first, padding, side)
         assert_same(packing.pad_sequence(*arguments), rnn.pad_sequence(*arguments))
     padded = rnn.pad_sequence(sequences, batch_first)
     assert_same(packing.unpad_sequence(padded, torch.tensor(lengths), batch_first), sequences)

@@ -216,7 +216,7 @@ class Beside(nn.Module):
         return self.function(x_t), state
 
 
-def run(function: Any, rows: Tensor, backend: str) -> tuple[Tensor, Tensor]:
+def run(function: Any, rows: Tensor, backend: Any) -> tuple[Tensor, Tensor]:
     """What a function gives, ``(R, 4)``, and its gradient."""
     x = rows.clone().requires_grad_()
     out, _ = rl.nn.Recurrent(Beside(function), backend=backend)(

@@ -211,7 +211,7 @@ def test_operators_with_numpy() -> None:
     batch = rl.Ragged([torch.ones(2, 2), torch.ones(1, 2)])
     total: Any = np.ones(2, np.float32) + batch
     assert total.values.tolist() == [[2, 2]] * 3
-    assert (batch * np.float32(3)).values.tolist() == [[3, 3]] * 3
+    assert (batch * np.float32(3)).values.tolist() == [[3, 3]] * 3  # type: ignore[operator]
 
 
 def test_lengths_and_schedules_ignore_the_default_device() -> None:

@@ -117,6 +117,7 @@ def test_scores_of_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
         "forecast": "MAE",
         "multilabel": "exact_match",
     }
+    task: Any
     for task, metric in metrics.items():
         lengths = [3, 2, 5, 4, 7, 2]
         data = [random.normal(size=(length, 1)).tolist() for length in lengths]

@@ -150,7 +150,7 @@ def test_going_on_is_never_having_stopped(tmp_path: Path) -> None:
     whole = rl.fit(sequences, labels, out=tmp_path / "whole", **(_QUICK | {"epochs": 4}))
     rl.fit(sequences, labels, out=tmp_path / "parts", **_QUICK)
     going_on: dict[str, Any] = {"out": tmp_path / "parts", "resume": True}
-    assert _same(rl.fit(sequences, labels, **going_on, epochs=np.int64(4)), whole)
+    assert _same(rl.fit(sequences, labels, **going_on, epochs=np.int64(4)), whole)  # type: ignore[arg-type]
     calls: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (
             lambda: rl.fit(sequences, labels, out=tmp_path / "parts"),

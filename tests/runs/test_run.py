@@ -177,8 +177,8 @@ def test_mistakes(place: Path, tmp_path: Path) -> None:
         (lambda: run.predict(sequence, horizon=2), ArgumentError, "forecast"),
         (lambda: run.predict(sequence, batch_size=0), ArgumentError, "batch_size"),
         (lambda: run.predict(sequence, device="tpu"), ArgumentError, "device"),
-        (lambda: run.predict(sequence, column="a"), ArgumentTypeError, "'column'"),
-        (lambda: run.predict(sequence, features=[1]), ArgumentTypeError, ", got 1."),
+        (lambda: run.predict(sequence, column="a"), ArgumentTypeError, "'column'"),  # type: ignore[call-arg]
+        (lambda: run.predict(sequence, features=[1]), ArgumentTypeError, ", got 1."),  # type: ignore[list-item]
         (lambda: run.predict(sequence)["p"], ArgumentError, "'prediction'"),
         (lambda: run.evaluate(sequence), DataError, ", got none."),
         (lambda: run.evaluate(sequence, ["z"]), DataError, "the label 'z' in row 0"),

@@ -124,7 +124,7 @@ def test_memory_that_another_thread_frees_lives_until_the_call_ends(
 )
 @pytest.mark.parametrize(("operator", "name"), [(0, "cpu"), (2, "program")])
 def test_so_does_what_an_operator_reads(
-    operator: int, name: str, monkeypatch: pytest.MonkeyPatch
+    operator: int, name: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, given = (
         rl.nn.GRU(3, 16, backend=name),

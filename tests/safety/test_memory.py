@@ -31,7 +31,7 @@ BACKENDS = ("cpu", "torch", "reference")
 LENGTHS = [4, 0, 3]
 
 
-def lstm(backend: str, **options: Any) -> rl.nn.LSTM:
+def lstm(backend: Any, **options: Any) -> rl.nn.LSTM:
     torch.manual_seed(0)
     return rl.nn.LSTM(5, 7, 2, bidirectional=True, backend=backend, **options)
 
@@ -283,7 +283,7 @@ def test_hooks_that_unpack_fewer_rows(kind: str) -> None:
     given = rl.Ragged.from_flat(torch.randn(7000, 5), lengths=[4000, 0, 3000])
     padded, lengths = given.to_padded(batch_first=False)
     inputs: dict[str, Any] = {"padded": padded, "packed": given.to_packed(), "ragged": given}
-    options = {"lengths": lengths} if kind == "padded" else {}
+    options: dict[str, Any] = {"lengths": lengths} if kind == "padded" else {}
     for layer in (rl.nn.GRU(5, 7), rl.nn.LSTM(5, 7), rl.nn.SRU(5, 7)):
         for place in range(20):
             saved: list[Tensor] = []

@@ -247,7 +247,7 @@ class _NothingWaits(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _decoded(attention: str, batch: rl.Ragged) -> rl.Ragged:
+def _decoded(attention: Any, batch: rl.Ragged) -> rl.Ragged:
     steps: Any = {} if attention == "dot" else {"input_feeding": True, "scheduled_sampling": 0.5}
     decoder = rl.nn.AttentionDecoder(7, 3, 4, attention=attention, device="meta", **steps)
     return decoder(

@@ -215,7 +215,7 @@ def test_results_of_a_run(client: TestClient, run: rl.Run) -> None:
 @pytest.mark.parametrize(
     "task", ["classify", "tag", "regress", "multilabel", "forecast", "language"]
 )
-def test_tasks(task: str) -> None:
+def test_tasks(task: Any) -> None:
     walks = _walks()
     labels: Any = {
         "classify": ["a", "b"] * 6,
@@ -236,6 +236,72 @@ def test_tasks(task: str) -> None:
         columns = run.predict([one]).columns
         for name, column in found.items():
             assert (column if task == "tag" else column[-1]) == columns[name][0]
+
+
+def _numbers(columns: dict[str, Any]) -> np.ndarray[Any, Any]:
+    """Return the numbers of a prediction: of several quantiles, those of all."""
+    names = [name for name in columns if name.startswith("q")] or ["prediction"]
+    return np.array([columns[name] for name in names], np.float64)
+
+
+@pytest.mark.parametrize("options", [{}, {"loss": "quantile", "quantile": (0.1, 0.5, 0.9)}])
+@pytest.mark.parametrize("task", ["regress", "forecast"])
+def test_numbers_are_in_the_units_of_the_data_on_every_route(
+    task: Any, options: dict[str, Any]
+) -> None:
+    walks = [100 + 7 * walk for walk in _walks()]
+    labels = [float(walk.sum()) for walk in walks] if task == "regress" else None
+    run = rl.fit(walks, labels, task=task, **_SMALL, **options)
+    walk = walks[4]
+    expected = _numbers(run.predict([walk]).columns).ravel()
+    assert np.abs(expected).min() > 10
+    with TestClient(_app({"run": run}, slots=4)) as client:
+        whole = client.post("/predict", json={"sequences": [walk.tolist()]}).json()
+        assert np.array_equal(_numbers(whole["predictions"]).ravel(), expected)
+        outputs = _infer(client, "run", walk)[1]["outputs"][0]
+        found = np.array(outputs["data"]).reshape(outputs["shape"])[-1]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        with client.websocket_connect("/stream?outputs=true") as stream:
+            stream.send_json({"frames": walk.tolist()})
+            answer = stream.receive_json()
+            last = {name: column[-1] for name, column in answer.items() if name != "at"}
+            np.testing.assert_allclose(_numbers(last).ravel(), expected, rtol=1e-12)
+            np.testing.assert_allclose(last["outputs"], expected, rtol=1e-6)
+        with client.websocket_connect("/stream?answers=binary") as stream:
+            stream.send_json({"frames": walk.tolist()})
+            rows = np.frombuffer(stream.receive_bytes(), np.float32).reshape(len(walk), -1)
+            np.testing.assert_allclose(rows[-1], expected, rtol=1e-6)
+        with client.websocket_connect("/streams") as stream:
+            stream.receive_json()
+            stream.send_json({"stream": 3, "open": True})
+            stream.receive_json()
+            stream.send_bytes(struct.pack("<II", 3, len(walk)) + walk.tobytes())
+            assert stream.receive_bytes()[8:] == rows.tobytes()
+
+
+def test_bodies_and_frames_of_another_form(client: TestClient) -> None:
+    """The messages are of frames and numbers."""
+    body = json.dumps({"model": "run", "sequences": [[[0.5, 0.5]]]})
+    assert client.post("/predict", content=body).status_code == 200  # without a content type
+    asked = {
+        "/predict": '{"model": "run", "sequences": 3}',
+        "/v2/models/layer/infer": '{"inputs": 5}',
+    }
+    texts = [client.post(path, content=content).json()["error"] for path, content in asked.items()]
+    assert texts[0].startswith("sequences must be a valid list, got 3.")
+    assert texts[1].startswith("inputs must be a valid list, got 5.")
+    assert client.post("/predict", content="{").json()["error"].startswith("body must be JSON")
+    with client.websocket_connect("/stream?model=run") as stream:
+        stream.send_json({"frames": [[1.0]]})
+        text = stream.receive_json()["error"]
+        assert (
+            "frames of shape (n, 2), numbers of float32: one for each channel of 'x0', 'x1'" in text
+        )
+        stream.send_json({"frames": [[1.0, None]]})
+        text += stream.receive_json()["error"]
+        assert "cpu" not in text
+        assert "torch" not in text
+        assert "engine" not in text
 
 
 def test_a_message_longer_than_the_queue(client: TestClient) -> None:
@@ -262,11 +328,14 @@ def test_state_moves_to_another_server(client: TestClient) -> None:
     state = answers[-1]["state"]
     expected = _offline(values)[5:]
     with TestClient(_app({"layer": _engine(slots=1)})) as other:  # the stream has the only slot
-        with other.websocket_connect("/stream") as stream:
-            stream.send_json({"state": state})
-            assert stream.receive_json() == {"restored": True}
-            stream.send_json({"frames": values[5:].tolist()})
-            assert torch.equal(torch.tensor(stream.receive_json()["outputs"]), expected)
+        for counted, at in (({}, 0), ({"at": 5}, 5)):
+            with other.websocket_connect("/stream") as stream:
+                stream.send_json({"state": state, **counted})
+                assert stream.receive_json() == {"restored": True, **counted}
+                stream.send_json({"frames": values[5:].tolist()})
+                answer = stream.receive_json()
+                assert torch.equal(torch.tensor(answer["outputs"]), expected)
+                assert answer["at"] == at
         code, found = _infer(
             other, "layer", values[5:], sequence_id="x", sequence_start=True, state=state
         )
@@ -854,12 +923,19 @@ def test_arguments_of_hosts(options: dict[str, Any], words: str) -> None:
 
 
 def test_pages(client: TestClient) -> None:
-    assert "'self'" not in (page := client.get("/").text)
+    page = client.get("/").text
+    assert "'self'" not in page
     assert "http://www.w3.org/2000/svg" in page
     assert page.count("http") == page.count("http://www.w3.org") + page.count('"http", "ws"')
     schema = client.get("/openapi.json").json()
     assert {"/predict", "/health", "/v2/models/{name}/infer"} <= set(schema["paths"])
-    assert client.get("/docs").status_code == 200
+    routes = client.get("/docs").text
+    assert "POST /predict" in routes
+    assert "http" not in routes  # it loads nothing
+    models = json.loads(page.partition('id="models">')[2].partition("</script>")[0])
+    sample = np.array(next(m for m in models if m["name"] == "run")["parameters"]["sample"])
+    walks = np.concatenate(_walks())
+    assert (np.abs(sample.mean(0) - walks.mean(0)) < walks.std(0)).all()
     assert (
         client.post("/predict", json={"model": "run", "sequences": [[[0, 0]]]}).status_code == 200
     )

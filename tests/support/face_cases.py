@@ -7,6 +7,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import Tensor
+
 EACH = """
 torch.relu(x); x.relu(); F.relu(x.detach(), inplace=True); x + y; x - 2; 2 - x; x * h; h * x; x / h; 2 / p
 x.detach() // 2; x % 2
@@ -20,7 +25,8 @@ x.sub(h); x.mul(torch.tensor(2.0)); x.logical_not(); x.round(); F.dropout(x, 0.5
 x.detach() + 0 * x
 x.square(); torch.logaddexp(x, y); x - x.mean(1, keepdim=True); h.expand_as(x) * x; x.contiguous(); x.type_as(x)
 torch.isclose(x, y); x.eq(y); x.ne(0); x.sign(); x.atan2(y); x.bfloat16(); x.half(); x.int(); x.cpu()
-torch.sigmoid(x)
+torch.sigmoid(x); torch.isin(i, torch.tensor([1, 2])); torch.bucketize(x, torch.tensor([0.0, 1.0]).double())
+torch.frexp(x); torch.searchsorted(torch.tensor([0.0, 1.0]).double(), x, right=True)
 """
 
 REDUCTIONS = """
@@ -39,6 +45,9 @@ x.argmax(1, keepdim=True); x.count_nonzero(1); torch.count_nonzero(x, dim=-1); x
 i.prod(1); i.amax(1); i.max(1); i.argmax(1); torch.std_mean(x, dim=1); torch.var_mean(x, -1)
 i.sum(1, dtype=torch.float64)
 x.float().mean(1); x.sum(-2); x.mean(-2); x.median(1); x.median(-1)[0]; x.nanmedian(1); x.kthvalue(1, 1); x.mode(-1)
+x.quantile(0.3, 1); torch.quantile(x, 0.5, dim=1, keepdim=True); x.nanquantile(0.7, 1)
+torch.linalg.norm(x, dim=1); torch.linalg.norm(x, 1, -1); torch.linalg.norm(x, 3, dim=1, keepdim=True)
+torch.aminmax(x, dim=1); x.aminmax(dim=-1); x.aminmax(dim=1, keepdim=True); torch.linalg.norm(x, dim=(2, 3))
 z.amax(1); z.max(1); z.amin(1); z.norm(dim=1); z.prod(1); z.std(1); z.logsumexp(1); z.argmin(1); z.var((1, -1))
 """
 
@@ -51,7 +60,8 @@ x.sum((0, 1)); x.mean(dim=(0, 1)); x.amax((0, 1)); x.std((0, 1)); m.any((0, 1));
 x.nansum()
 x.mean((0, 1, -1)); x.norm(dim=(0, 1)); x.sum(dtype=torch.float32); (x - y).abs().mean(); x.square().mean().sqrt()
 x.var((0, 1), keepdim=True); x.numel(); x.dim(); x.ndim; x.median(); x.masked_select(m); torch.masked_select(x, m)
-x.mean(); torch.linalg.vector_norm(x); torch.count_nonzero(m); x.min()
+x.mean(); torch.linalg.vector_norm(x); torch.count_nonzero(m); x.min(); x.quantile(0.3); torch.linalg.norm(x)
+torch.quantile(x, torch.tensor([0.2, 0.7]).double()); torch.aminmax(x); torch.dist(x, y, 1); torch.dist(x, y)
 """
 
 ALONG = """
@@ -151,4 +161,58 @@ F.scaled_dot_product_attention(x, x, x, scale=0.3) if x.dim() < 4 else x
 """
 
 # The number of feature dimensions that an expression needs to have a meaning.
-FEATURES = dict.fromkeys(expressions(_FEATURES), 1) | {"x.transpose(-1, -2)": 2}
+FEATURES = dict.fromkeys(expressions(_FEATURES), 1) | {
+    "x.transpose(-1, -2)": 2,
+    "torch.linalg.norm(x, dim=(2, 3))": 2,
+}
+
+
+BATCHES: dict[str, tuple[list[int], tuple[int, ...]]] = {
+    "no features": ([3, 1, 4, 2], ()),
+    "features": ([3, 1, 4, 2], (5,)),
+    "two dims of features": ([2, 3], (2, 3)),
+    "an empty sequence": ([2, 0, 3], (3,)),
+    "an empty sequence without features": ([0, 2], ()),
+    "no sequence": ([], (3,)),
+    "one sequence": ([4], (3,)),
+    "lengths of 1": ([1, 1, 1], (3,)),
+    "lengths of 1 without features": ([1, 1, 1], ()),
+    "as many sequences as features": ([2, 4, 3], (3,)),
+    "as many elements as features": ([2, 1], (3,)),
+    "strided": ([3, 2], (4,)),
+}
+
+
+def numbers_of(kind: str) -> dict[str, Tensor]:
+    """Draw flat numbers ``(N, *features)`` and what else the expressions read."""
+    lengths, features = BATCHES[kind]
+    generator = torch.Generator().manual_seed(7)
+    size = (sum(lengths), *features)
+    draw = {name: torch.randn(size, generator=generator, dtype=torch.float64) for name in "xy"}
+    if kind == "strided":
+        draw["x"] = torch.randn(features[0], 2 * size[0], generator=generator, dtype=torch.float64)
+        draw["x"] = draw["x"].mT[::2]
+    draw["p"] = torch.rand(size, generator=generator, dtype=torch.float64) + 0.5
+    draw["z"] = torch.randint(2, size, generator=generator).double()
+    draw["m"] = draw["y"] > 0
+    draw["i"] = (draw["p"] * 9).long()
+    draw["k"] = torch.zeros(size, dtype=torch.int64)
+    draw["t"] = torch.randint(3, size[:1] + size[2:], generator=generator)
+    draw["s"] = torch.ones(size[:1], dtype=torch.int64)
+    draw["q"] = torch.rand(size, generator=generator, dtype=torch.float64)
+    return draw
+
+
+def others_of(kind: str) -> dict[str, Any]:
+    """Draw tensors that are no batches."""
+    lengths, features = BATCHES[kind]
+    generator = torch.Generator().manual_seed(8)
+    count, last = len(lengths), features[-1] if features else 1
+    return {
+        "h": torch.rand((count, 1, *features), generator=generator, dtype=torch.float64) + 0.5,
+        "g": torch.rand((count, last, 2), generator=generator, dtype=torch.float64),
+        "v": torch.rand(last, generator=generator, dtype=torch.float64),
+        "w": torch.rand((last, 2), generator=generator, dtype=torch.float64),
+        "c": torch.rand(last, generator=generator, dtype=torch.float64),
+        "lens": torch.tensor(lengths, dtype=torch.int64),
+    }

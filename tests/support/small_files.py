@@ -81,6 +81,15 @@ def _conll(path: Path) -> None:
     path.write_text("\n\n".join(rows))
 
 
+def _arff(path: Path) -> None:
+    lines = ["@relation r", "@attribute x relational", "@attribute t0 numeric", "@end x"]
+    lines += ["@attribute kind {a,b}", "% a note", "@data"]
+    for row in range(23):
+        steps = ",".join(f"{row}.{step}" for step in range(row % 3 + 1))
+        lines.append(f"'{steps}\\n{steps}',{'ab'[row % 2]}")
+    path.write_text("\n".join(lines))
+
+
 def _text(path: Path) -> None:
     path.write_text("\n".join("a text" if row % 3 else "\u2003 " for row in range(20)))
 
@@ -110,6 +119,7 @@ _WRITERS: dict[str, Callable[[Path], object]] = {
     "npz": _npz,
     "text": _text,
     "conll": _conll,
+    "arff": _arff,
     "arrow": lambda path: write_table(path, _TABLE),
     "parquet": lambda path: write_table(path, _TABLE),
     "jsonl": lambda path: path.write_text("\n\n".join(map(json.dumps, ROWS))),

@@ -76,6 +76,8 @@ def test_the_names_are_those_of_the_library() -> None:
     assert tuple(CLASSES) == tuple(TASKS)
     assert MISSING == MISSING_OF_DATA
     assert TOO_LONG == TOO_LONG_OF_DATA
+    layer: Any
+    initial_state: Any
     for layer in NORMALISED_LAYERS:
         SequenceEncoder(3, 4, layer, layer_norm=True)
     for initial_state in INITIAL_STATES:

@@ -293,7 +293,7 @@ def test_an_exported_file_has_what_decodes_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
-def test_every_decoder_is_trained_saved_and_searched(tmp_path: Path, decoder: str) -> None:
+def test_every_decoder_is_trained_saved_and_searched(tmp_path: Path, decoder: Any) -> None:
     inputs, targets = _digits(24)
     options: dict[str, Any] = {
         "split": "characters",

@@ -77,7 +77,7 @@ def under(schedule: str) -> Callable[[Batch, str, int], Runner]:
 class _OwnLayer(nn.Module):
     """Return a layer of the cell below, with the names of parameters of torch's layer."""
 
-    def __init__(self, batch: Batch, schedule: str) -> None:
+    def __init__(self, batch: Batch, schedule: Any) -> None:
         super().__init__()
         self._layer = [Recurrent(_OwnGRU(batch), schedule=schedule)]
         for name, parameter in self._layer[0].cells[0].named_parameters():

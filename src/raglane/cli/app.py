@@ -12,13 +12,13 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from raglane._utils.messages import message, nearest, quote, shorten
 from raglane.cli.compare import bench, compare
 from raglane.cli.console import log, log_error
 from raglane.cli.data import convert, inspect
 from raglane.cli.models import evaluate, export, predict, sample
+from raglane.cli.once import OnceCommand
 from raglane.cli.serve import serve
 from raglane.cli.show import show
 from raglane.cli.train import demo, train, tune
@@ -72,7 +72,7 @@ def _raglane(
     pass
 
 
-class _Command(TyperCommand):
+class _Command(OnceCommand):
     """A command whose usage line has arguments as RUN [DATA], without braces."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:

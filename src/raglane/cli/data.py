@@ -69,13 +69,14 @@ def convert(
         raise ArgumentError("IN... OUT", f"only {output}", rule, fix)
     names = ColumnNames(**columns)
     request = Source(None, format, names).asked(choices.get("task", "classify"))
+    on_bad_row: Any = names.on_bad_row  # one of its choices
     with progress_bar(quiet) as progress:
         done = convert_all(
             inputs,
             output,
             request,
             format=format,
-            on_bad_row=names.on_bad_row,
+            on_bad_row=on_bad_row,
             overwrite=overwrite,
             progress=progress,
         )

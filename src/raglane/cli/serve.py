@@ -79,6 +79,13 @@ def serve(
     max_message: Annotated[
         int, option("Maximum size of a request or of a message of a stream, in bytes.")
     ] = 4 * 2**20,
+    period: Annotated[
+        float | None,
+        option(
+            "Seconds between frames of a stream; while results take longer, no stream is accepted.",
+            show_default="none",
+        ),
+    ] = None,
     idle: Annotated[
         float,
         option("Seconds after which an idle stream is closed.", options.RUN, "--idle-timeout"),
@@ -168,6 +175,7 @@ def serve(
         max_message=max_message,
         origins=origin or (),
         allow_hosts=allowed,
+        period=period,
         dtype=dtype,
         **engines,
     )
@@ -194,8 +202,7 @@ def _specs(models: list[str], names: list[str]) -> dict[str, str]:
     for text in models:
         name, _, spec = text.rpartition("=")
         module, _, function = spec.partition(":")
-        parts = (*module.split("."), function)
-        if not all(part.isidentifier() for part in parts):
+        if not all(word.isidentifier() for word in (*module.split("."), function)):
             rule = "package.module:function, or NAME=package.module:function"
             raise ArgumentError("model", quote(text), rule, "pass e.g. detectors:voice")
         name = name or function
@@ -216,18 +223,18 @@ def _engine(spec: str, **settings: Any) -> Any:
     # As for python -m, modules in the current folder can be imported.
     sys.path.insert(0, os.getcwd())
     try:
-        made = getattr(importlib.import_module(module_name), function_name)
-        made = made if isinstance(made, nn.Module | list) else made()
+        module = getattr(importlib.import_module(module_name), function_name)
+        module = module if isinstance(module, nn.Module | list) else module()
     except Exception as error:
         got = f"{spec} ({type(error).__name__}: {error})"
         rule = "a function without arguments that returns a layer or module"
         raise ArgumentError("model", got, rule, "correct it") from error
     finally:
         sys.path.remove(os.getcwd())
-    for part in made if isinstance(made, list) else [made]:
-        if isinstance(part, nn.Module):
-            part.eval()
-    return Engine(made, **settings)
+    for layer in module if isinstance(module, list) else [module]:
+        if isinstance(layer, nn.Module):
+            layer.eval()
+    return Engine(module, **settings)
 
 
 def _names(runs: list[Path]) -> list[str]:

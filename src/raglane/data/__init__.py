@@ -1,8 +1,9 @@
 """From files to batches: readers, preprocessing, datasets, batch samplers and ``collate``.
 
-Reading: reading.py reads files (formats/) and objects into records.py, the content of a file, and
-splitting.py splits texts into tokens. stores.py finds the sources of a dataset; conversion.py
-writes the Arrow files of shards.py.
+Reading: reading.py reads files (formats/) and objects into records.py, the content of a file.
+typed.py has the columns of a table, dates.py reads dates in them, roles/ decides which is what, and
+padding.py ends padded sequences. splitting.py splits texts into tokens. stores.py finds the
+sources of a dataset; conversion.py writes the Arrow files of shards.py.
 
 Datasets: dataset.py, over fragments.py (flat arrays of some sequences) and gathering.py (batches of
 their rows); holdout.py splits one, hashing.py identifies it, and statistics.py and lengths.py count

@@ -15,6 +15,7 @@ from raglane._utils.checks import as_tensor, check_tensor, check_unmasked
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
+from raglane.ragged.nested import Nested
 from raglane.segments import lengths_of
 
 # The kind of a sample is the first class that it is an instance of. The order matters: NumPy's
@@ -31,6 +32,7 @@ _KINDS: tuple[Any, ...] = (
     float,
     complex,
     Mapping,
+    Ragged,
     list,
 )
 
@@ -68,9 +70,13 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
     bool, int, float, complex                 tensor ``(B,)``: bool, int64, torch's default float or complex dtype
     str, bytes                                list of the ``B`` strings
     None                                      None
-    list of numbers, or of lists of numbers   Ragged: a sequence of numbers, or of channels; ints are int64; floats,
-                                              and ints mixed with floats, torch's default float dtype; lists that
-                                              are all empty are int64
+    list of numbers                           Ragged: a sequence of numbers; ints are int64; floats, and ints mixed
+                                              with floats, torch's default float dtype; lists that are all empty
+                                              are int64
+    list of lists of bools or with floats     Ragged: a sequence of channels
+    list of lists of ints, tensors or arrays  :class:`~raglane.ragged.Nested`: a group of sequences of any lengths,
+                                              such as a document of sentences
+    Ragged                                    the same
     tuple, named tuple, dict, dataclass       the same, of batches; a dataclass's ``__init__`` is not run
     ========================================  ==================================================================
 
@@ -107,6 +113,9 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
         >>> batch = collate({"input_ids": [[5, 17, 3], [9]], "labels": [1, 0]})
         >>> batch["input_ids"].values, batch["input_ids"].lengths, batch["labels"]
         (tensor([ 5, 17,  3,  9]), tensor([3, 1]), tensor([1, 0]))
+        >>> docs = collate([[[5, 2, 3], [4]], [[7, 8]]])  # documents of sentences
+        >>> docs.inner.tolist(), docs.regroup(docs.inner.lengths).tolist()
+        ([[5, 2, 3], [4], [7, 8]], [[3, 1], [2]])
         >>> collate([torch.ones(4, 12), torch.ones(2, 13)])
         Traceback (most recent call last):
         ...
@@ -157,7 +166,7 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
         return _tuples(samples, field)
     if kind is Mapping:
         return _mappings(samples, field)
-    if kind is list:
+    if kind in (list, Ragged):
         return _lists(samples, field)
     return None if kind is None else _dataclasses(samples, field)
 
@@ -313,8 +322,10 @@ def _columns(columns: Mapping[Any, Any]) -> dict[Any, Any]:
     return {key: _collate(column, f"[{key!r}]") for key, column in lists.items()}
 
 
-def _lists(samples: Sequence[list[Any]], field: str) -> Ragged:
-    """Return a Ragged of lists of numbers, or of lists of equally long lists of numbers."""
+def _lists(samples: Sequence[Any], field: str) -> Ragged | Nested:
+    """Return a Ragged of lists of numbers, or of lists of channels; or a batch of groups."""
+    if isinstance(samples[0], Ragged) or _are_groups(samples):
+        return _groups(samples, field)
     elements = list(chain.from_iterable(samples))
     is_deep = set(map(type, elements)) == {list}
     widths = set(map(len, elements)) if is_deep else {0}
@@ -333,6 +344,28 @@ def _lists(samples: Sequence[list[Any]], field: str) -> Ragged:
     return Ragged.from_flat(
         values.view(len(elements), *widths) if is_deep else values, lengths=lengths
     )
+
+
+def _are_groups(samples: Sequence[list[Any]]) -> bool:
+    """Return True for lists of sequences, by their kinds: lists of ints, tensors or arrays."""
+    elements = list(chain.from_iterable(samples))
+    kinds = set(map(type, elements))
+    if kinds == {list}:
+        numbers = set(map(type, chain.from_iterable(elements)))
+        return numbers <= {int}
+    return bool(elements) and all(
+        isinstance(element, Tensor | np.ndarray) and element.ndim > 0 for element in elements
+    )
+
+
+def _groups(samples: Sequence[Any], field: str) -> Nested:
+    """Return a batch of groups of sequences."""
+    lengths = [len(sample) for sample in samples]
+    if isinstance(samples[0], Ragged):
+        inner: Any = torch.cat(list(samples))
+    else:
+        inner = _collate(list(chain.from_iterable(samples)), field)
+    return Nested(inner, lengths)
 
 
 def _odd_element(samples: Sequence[list[Any]], first: Any, has_bool: bool, field: str) -> Exception:

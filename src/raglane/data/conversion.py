@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -42,7 +42,14 @@ from raglane.data.formats.ipc import (
     is_converted,
     seal,
 )
-from raglane.data.formats.pieces import ON_BAD_ROW, SKIPPED, Alike, sift, skipped_lines
+from raglane.data.formats.pieces import (
+    ON_BAD_ROW,
+    SKIPPED,
+    Alike,
+    sift,
+    skipped_lines,
+    without_bad_elements,
+)
 from raglane.data.fragments import Layout, check_labels
 from raglane.data.records import LISTS, READING, Columns, Records, Skipped
 from raglane.data.shards import bounded, bytes_of, offsets_in, span_in, write_shard
@@ -80,7 +87,7 @@ def convert(
     columns: Columns | None = None,
     *,
     format: str | None = None,
-    on_bad_row: str = "raise",
+    on_bad_row: Literal["raise", "skip"] = "raise",
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Conversion:
@@ -235,6 +242,7 @@ class _Writer:
             bad: list[Skipped] | None = [] if job.on_bad_row == "skip" else None
             read = 0
             kinds = set[str]()
+            piece = without_bad_elements(piece, bad, location)
             for records in sift(piece, bad, self._state.checked, location):
                 read += 1
                 kinds.update(Layout.of(records).label_kinds)

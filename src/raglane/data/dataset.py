@@ -26,7 +26,7 @@ from raglane.data.gathering import Codes, Fragments, Gathered
 from raglane.data.hashing import sequence_hashes
 from raglane.data.missing import refuse_absent
 from raglane.data.preprocess import Preprocessor
-from raglane.data.records import Columns, Feature, Records, Targets, for_task
+from raglane.data.records import NO_ROLES, Columns, Feature, Records, Targets, for_task
 from raglane.data.statistics import Statistics
 from raglane.data.stores import Memory, stores_of
 from raglane.data.tensors import Sequences, Tensors
@@ -67,6 +67,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         columns: which columns hold what. A second file is read in the same way with them.
         source: the file or folder, or ``Path("data")``.
         notes: lines for the user, such as guessed columns.
+        roles: which column is what, by which rule; () for data that is not in memory.
         skipped: the rows that ``on_bad_row="skip"`` left out.
 
     Raises:
@@ -103,6 +104,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         stores, self.columns = stores_of(source, columns, format)
         read = [store.in_memory for store in stores if store.in_memory is not None]
         self.notes = tuple(dict.fromkeys(note for records in read for note in records.notes))
+        self.roles = read[0].roles if read else NO_ROLES
         self.skipped = tuple(row for records in read for row in records.skipped)
         # The only source, if it is in memory.
         self._in_memory = stores[0].in_memory if len(stores) == 1 else None

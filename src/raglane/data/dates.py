@@ -72,7 +72,7 @@ def is_date(text: str) -> bool:
 
 def format_of(entries: Entries) -> str | Ambiguous | Mixed | None:
     """Return the ``strptime`` format of the dates in a column; None if they need none."""
-    words = [word.strip() for word in entries.tolist() if word.strip()]
+    words = _present(entries)
     first = words[0] if words else ""
     matches = [(match, days) for test, days in _FORMS if (match := test(first)) is not None]
     if not matches:
@@ -152,13 +152,15 @@ def zones_of(entries: Entries) -> tuple[str, str] | None:
 
 def share_of_dates(entries: Entries) -> float:
     """Return the share of dates among the entries that are not missing; 0 without any."""
-    words = [word.strip() for word in entries.tolist() if word.strip()]
-    if not words:
-        return 0.0
-    if not (is_date(words[0]) or is_date(words[-1])):
-        # Most columns are no dates, and are not looked at as a whole.
-        words = words[:: max(len(words) // 100, 1)]
-    return sum(map(is_date, words)) / len(words)
+    sample = _present(entries[:: max(len(entries) // 100, 1)])
+    # Most columns are no dates, and are not looked at as a whole.
+    words = sample if sample and not any(map(is_date, sample)) else _present(entries)
+    return sum(map(is_date, words)) / max(len(words), 1)
+
+
+def _present(entries: Entries) -> list[str]:
+    stripped = (word.strip() for word in entries.tolist())
+    return [word for word in stripped if word]
 
 
 def gaps_in(times: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> tuple[int, int, Any] | None:

@@ -40,13 +40,13 @@ def without_padding(records: Records) -> Records:
     if count == 0:
         return records
     within = elements - np.repeat(records.offsets[:-1], lengths)
-    kept = within < np.repeat(shorter, lengths)
-    note = note_padding(count, int((~kept).sum()))
+    is_kept = within < np.repeat(shorter, lengths)
+    note = note_padding(count, int((~is_kept).sum()))
     return replace(
         records,
-        values=records.values[kept],
+        values=records.values[is_kept],
         offsets=offsets_of(shorter),
-        features=tuple(_cut(feature, kept) for feature in records.features),
+        features=tuple(_cut(feature, is_kept) for feature in records.features),
         notes=(*records.notes, note),
     )
 
@@ -73,8 +73,8 @@ def _are_missing(records: Records) -> npt.NDArray[np.bool_]:
     return missing
 
 
-def _cut(feature: Feature, kept: npt.NDArray[np.bool_]) -> Feature:
-    return feature if feature.per_sequence else replace(feature, values=feature.values[kept])
+def _cut(feature: Feature, is_kept: npt.NDArray[np.bool_]) -> Feature:
+    return feature if feature.per_sequence else replace(feature, values=feature.values[is_kept])
 
 
 def may_be_padded(column: Any, columns: Columns) -> bool:

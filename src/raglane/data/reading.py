@@ -14,7 +14,7 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +30,7 @@ from raglane.data.formats.arrow import Reader, label_kinds, label_split_of, read
 from raglane.data.formats.base import columns_argument, unused_notes
 from raglane.data.formats.entries import read_table
 from raglane.data.padding import without_padding
-from raglane.data.records import ROLES, Columns, Records, as_float32, offsets_of
+from raglane.data.records import NO_ROLES, ROLES, Columns, Records, as_float32, offsets_of
 from raglane.data.stores import table_from
 from raglane.errors import (
     ArgumentError,
@@ -82,7 +82,7 @@ def read(
     format: str | None = None,
     *,
     labels: Any = None,
-    on_bad_row: str = "raise",
+    on_bad_row: Literal["raise", "skip"] = "raise",
 ) -> Dataset:
     r"""Read sequences into memory: those of a file or folder, or of objects of a program.
 
@@ -90,7 +90,7 @@ def read(
     source                                          its sequences
     ==============================================  ============================================================
     path                                            those of a file in one of the ``FORMATS``, of a converted folder,
-                                                    or of a folder of text files, one per class
+                                                    or of a folder of recordings or texts
     list of arrays or tensors, or lists of numbers  each ``(L,)``, one channel, or ``(L, C)``
     list of texts, or of lists of texts             tokens; a text is split at white space
     array or tensor ``(B, L)``, ``(B, L, C)``       ``B`` sequences of one length
@@ -436,7 +436,8 @@ def _tokens(sequences: Sequence[Any], columns: Columns) -> Records:
     )
     table = require("pyarrow", "data").table({"data": column})
     asked = Columns(need_labels=False, sequence="data", split=columns.split, tokens=columns.tokens)
-    return _of_table(table, asked)
+    # The column is one of this function, and has no role that a user could change.
+    return replace(_of_table(table, asked), roles=NO_ROLES)
 
 
 def _with_labels(records: Records, labels: Any, label_split: str | None) -> Records:

@@ -112,7 +112,12 @@ class Written:
 
     def take(self, rows: npt.NDArray[Any] | slice) -> Written:
         """Return the column with these rows."""
-        return Written(self.entries[rows])
+        column = Written(self.entries[rows])
+        if "_numbers" in vars(self):
+            # They are parsed once, before the rows are sorted.
+            numbers, odd = self._numbers
+            vars(column)["_numbers"] = (numbers[rows], odd[rows])
+        return column
 
 
 class Typed:
@@ -139,8 +144,14 @@ class Typed:
         kind = self.values.type
         return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_null(kind))
 
+    @property
+    def _is_text(self) -> bool:
+        return bool(require("pyarrow.types", "data").is_large_string(self.values.type))
+
     @cached_property
     def _numbers(self) -> tuple[Floats, Bools]:
+        if self._is_text and (numbers := _parsed(self.values)) is not None:
+            return numbers, np.zeros(len(numbers), dtype=np.bool_)
         if not self._is_numeric:
             return numbers_in(self.words())
         numbers = self.values.cast("double", safe=False).to_numpy()
@@ -151,6 +162,8 @@ class Typed:
         types = require("pyarrow.types", "data")
         if types.is_integer(self.values.type):
             return np.asarray(self.values.cast("string").fill_null("").to_numpy(), dtype=object)
+        if self._is_text:
+            return np.asarray(self.values.fill_null("").to_numpy(), dtype=object)
         return np.array([_written(value) for value in self.values.to_pylist()], dtype=object)
 
     @cached_property
@@ -160,6 +173,13 @@ class Typed:
         if types.is_integer(self.values.type) and self.values.null_count == 0:
             codes, different = pandas.factorize(self.values.to_numpy())
             return codes, np.array(list(map(str, different.tolist())), dtype=object)
+        if types.is_floating(self.values.type):
+            codes, floats = pandas.factorize(self.numbers()[0], use_na_sentinel=False)
+            return codes, np.array(list(map(_written, floats.tolist())), dtype=object)
+        if self._is_text:
+            encoded = self.values.fill_null("").combine_chunks().dictionary_encode()
+            texts = np.asarray(encoded.dictionary.to_numpy(zero_copy_only=False), dtype=object)
+            return encoded.indices.to_numpy().astype(np.int64), texts
         codes, different = pandas.factorize(self.words())
         return codes, different
 
@@ -190,6 +210,10 @@ class Typed:
             numbers, _ = self.numbers()
             others = numbers[rows]
             return (numbers == others) | (np.isnan(numbers) & np.isnan(others))
+        if self._is_text:
+            compute = require("pyarrow.compute", "data")
+            texts = self.values.fill_null("")
+            return np.asarray(compute.equal(texts, texts.take(rows)).to_numpy(), dtype=np.bool_)
         codes, _ = self.codes()
         return codes == codes[rows]
 
@@ -205,7 +229,30 @@ class Typed:
         if rows.dtype == np.bool_:
             rows = np.flatnonzero(rows)
         arrow = require("pyarrow", "data")
-        return Typed(arrow.chunked_array([self.values.take(arrow.array(rows)).combine_chunks()]))
+        column = Typed(arrow.chunked_array([self.values.take(arrow.array(rows)).combine_chunks()]))
+        if "_numbers" in vars(self):
+            numbers, odd = self._numbers
+            vars(column)["_numbers"] = (numbers[rows], odd[rows])
+        return column
+
+
+def _parsed(values: Any) -> Floats | None:
+    """Return texts as numbers, NaN where they are empty; None if one may be a word.
+
+    Arrow's numbers are those of Python: the nearest ones.
+    """
+    arrow = require("pyarrow", "data")
+    compute = require("pyarrow.compute", "data")
+    is_missing = compute.equal(values.fill_null(""), "")
+    try:
+        numbers = compute.if_else(is_missing, None, values).cast("double").to_numpy()
+    except arrow.ArrowInvalid:
+        return None
+    floats = np.asarray(numbers, dtype=np.float64)
+    # Arrow reads nan(7) as a number.
+    if np.isnan(floats).sum() > compute.sum(is_missing).as_py():
+        return None
+    return floats
 
 
 def is_bytes(kind: Any) -> bool:

@@ -93,7 +93,7 @@ class Signature:
         is_free = tensors.isdisjoint(("values", "lengths", "offsets"))
         inputs: dict[str, dict[int, str]] = {}
         for index, ((name, leaf), group) in enumerate(zip(leaves, self.groups, strict=True)):
-            if isinstance(leaf, Tensor):
+            if not isinstance(leaf, Ragged):
                 inputs[name] = self._batch_axes(leaf)
                 continue
             prefix = "" if is_free and len(set(batches)) == 1 else f"{leaves[group][0]}_"
@@ -147,7 +147,7 @@ class Signature:
         """Return the inputs of the exported model for some leaves."""
         tensors: list[Tensor] = []
         for index, (leaf, group) in enumerate(zip(leaves, self.groups, strict=True)):
-            if isinstance(leaf, Tensor):
+            if not isinstance(leaf, Ragged):
                 tensors.append(leaf)
                 continue
             pair = (leaf.values, leaf.offsets) if self.layout == "flat" else leaf.to_padded()
@@ -176,7 +176,7 @@ class Surface(nn.Module):
             zip(self._signature.leaves(), self._signature.groups, strict=True)
         ):
             values = next(remaining)
-            if isinstance(leaf, Tensor):
+            if not isinstance(leaf, Ragged):
                 leaves.append(values)
                 continue
             if number == group:
@@ -270,7 +270,7 @@ def _is_ragged(value: Any) -> bool:
 
 def _are_alike(first: Ragged | Tensor, second: Ragged | Tensor) -> bool:
     """Return True for batches with the same lengths."""
-    if isinstance(first, Tensor) or isinstance(second, Tensor):
+    if not (isinstance(first, Ragged) and isinstance(second, Ragged)):
         return first is second
     return torch.equal(first.lengths_cpu, second.lengths_cpu)
 

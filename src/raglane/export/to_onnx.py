@@ -4,6 +4,7 @@ written.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -150,10 +151,35 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
         )
         operators.place_scans(exported.model, loops.steps)
     operators.simplify(exported.model)
-    for value, names in zip(exported.model.graph.inputs, signature.inputs.values(), strict=True):
-        for dimension, name in names.items():
-            value.shape[dimension] = name
+    _name_sizes(exported.model.graph, signature)
     return exported
+
+
+def _name_sizes(graph: Any, signature: Signature) -> None:
+    """Name the dynamic sizes of inputs, and those of outputs after them, in place of torch's
+    symbols.
+    """
+    names: dict[str, str] = {}
+    for value, dimensions in zip(graph.inputs, signature.inputs.values(), strict=True):
+        for axis, name in dimensions.items():
+            names[_symbol(value.shape[axis])] = _symbol(name)
+            value.shape[axis] = name
+    steps = (1, "steps") if signature.layout == "padded" else (0, "elements")
+    for value in graph.outputs:
+        for axis, size in enumerate(value.shape):
+            if isinstance(size, int):
+                continue
+            kind = steps[1] if axis == steps[0] else f"size_{axis}"
+            for symbol in re.findall(r"\b[su]\d+\b", str(size.value)):
+                names.setdefault(symbol, f"{value.name}_{kind}")
+            value.shape[axis] = re.sub(
+                r"\b[su]\d+\b", lambda found: names[found[0]], str(size.value)
+            )
+
+
+def _symbol(size: Any) -> str:
+    """Return the symbol of a size such as ``s92 + 1``, the number of offsets."""
+    return str(getattr(size, "value", size)).removesuffix(" + 1")
 
 
 def _decomposed(program: Any, is_wide: bool) -> Any:

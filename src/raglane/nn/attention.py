@@ -8,7 +8,7 @@ Sequences of equal length in one call would.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -179,6 +179,10 @@ class Attention(nn.Module):
             queries, pairs, query, memory, self.causal, self.dropout if self.training else 0.0
         )
         return query._like(self.out_proj(attended.flatten(1)))
+
+    if TYPE_CHECKING:
+
+        def __call__(self, query: Ragged, memory: Ragged | None = None) -> Ragged: ...  # noqa: D102
 
     def _weights(self) -> tuple[Tensor, Tensor]:
         """Return the weights of queries, and of keys and values."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -128,6 +128,10 @@ class Conv1d(nn.Conv1d):
         left, right = self._reversed_padding_repeated_twice
         (size,), (stride,), (dilation,) = self.kernel_size, self.stride, self.dilation
         return slide(input, Windows(size, stride, left, right, dilation), 0.0, self._convolved)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, input: Ragged) -> Ragged: ...  # noqa: D102
 
     def _convolved(self, row: Tensor) -> Tensor:
         (stride,), (dilation,) = self.stride, self.dilation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 from torch import nn
@@ -21,9 +21,26 @@ from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent import cell_layers, elementwise_layers, torch_layers
 from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.stack import Options
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
 
+CellName = Literal[
+    "lstm",
+    "gru",
+    "rnn",
+    "indrnn",
+    "sru",
+    "qrnn",
+    "mingru",
+    "minlstm",
+    "peephole_lstm",
+    "coupled_lstm",
+    "slstm",
+    "grud",
+    "cfc",
+]
+PoolingName = Literal["final", "last", "first", "mean", "max", "logsumexp", "attention"]
 LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
     "lstm": torch_layers.LSTM,
     "gru": torch_layers.GRU,
@@ -45,6 +62,24 @@ _NORMALISED: dict[str, Callable[..., RecurrentLayer]] = {
     "lstm": cell_layers.LayerNormLSTM,
     "gru": cell_layers.LayerNormGRU,
 }
+
+
+class EncoderOptions(Options, total=False):
+    """The keyword arguments of layers; those in addition to :class:`Options` are for layers that
+    have them.
+    """
+
+    bias: bool
+    batch_first: bool
+    proj_size: int
+    nonlinearity: Literal["relu", "tanh"]
+    reset_after: bool
+    clip: float | None
+    num_heads: int
+    input_weights: bool
+    backbone_units: int | None
+    gap_column: int | None
+    max_length: int | None
 
 
 class SequenceEncoder(nn.Module):
@@ -90,17 +125,17 @@ class SequenceEncoder(nn.Module):
         self,
         input_size: int,
         hidden_size: int,
-        cell: str | Callable[..., RecurrentLayer] = "gru",
+        cell: CellName | Callable[..., RecurrentLayer] = "gru",
         *,
         num_embeddings: int | None = None,
-        pooling: str | None = "final",
+        pooling: PoolingName | None = "final",
         num_layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.0,
         layer_norm: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Any,
+        **options: Unpack[EncoderOptions],
     ) -> None:
         super().__init__()
         width = check_count("input_size", input_size)
@@ -166,6 +201,10 @@ class SequenceEncoder(nn.Module):
             return self.dropout(self.recurrent.final(out, state))
         out, _ = self.recurrent(embedded)
         return out.map(self.dropout) if self.pool is None else self.dropout(self.pool(out))
+
+    if TYPE_CHECKING:
+
+        def __call__(self, batch: Ragged) -> Any: ...  # noqa: D102
 
     def extra_repr(self) -> str:
         """Return the settings that the inner modules do not show."""

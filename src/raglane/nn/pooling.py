@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +44,7 @@ class Pooling(nn.Module):
         [[4.0, 2.0], [0.0, 0.0]]
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: Literal["last", "first", "mean", "max", "logsumexp"]) -> None:
         super().__init__()
         self.name = check_choice("name", name, _PLAIN, 'for "attention" build an AttentionPooling')
 
@@ -65,6 +65,10 @@ class Pooling(nn.Module):
         if self.name == "logsumexp" and _answers(self, batch):
             return _run_so_far(running(self.name, batch.values[:1].numel(), batch.dtype), batch)
         return self.pool(batch)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, batch: Ragged) -> Tensor: ...  # noqa: D102
 
     def pool(self, batch: Ragged) -> Tensor:
         """Call the method of a batch."""
@@ -176,6 +180,10 @@ class AttentionPooling(nn.Module):
             batch.values, -1, (self.num_heads, self.embed_dim // self.num_heads)
         )
         return segments.sum(weights * blocks, batch.offsets).flatten(1)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, batch: Ragged) -> Tensor: ...  # noqa: D102
 
     def extra_repr(self) -> str:
         """Return the sizes."""
@@ -309,7 +317,7 @@ def _run_so_far(layer: Recurrent, batch: Ragged) -> Tensor:
     )
 
 
-def _plain(name: str, features: int, *, device: Any = None, dtype: Any = None) -> Pooling:  # noqa: ARG001
+def _plain(name: Any, features: int, *, device: Any = None, dtype: Any = None) -> Pooling:  # noqa: ARG001
     return Pooling(name)
 
 

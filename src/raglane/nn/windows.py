@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -158,6 +158,10 @@ class _StepPooling(nn.Module):
         flat = batch._like(batch.values.reshape(batch.values.shape[0], width))
         pooled = slide(flat, windows, self.fill, self._pooled)
         return pooled._like(pooled.values.reshape(pooled.values.shape[0], *batch.feature_shape))
+
+    if TYPE_CHECKING:
+
+        def __call__(self, batch: Ragged) -> Ragged: ...
 
     def _pooled(self, row: Tensor) -> Tensor:
         return self._pool(row.t().unsqueeze(0)).squeeze(0).t()

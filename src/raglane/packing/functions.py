@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import ParamSpec, TypeVar
+from typing import Literal, ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -258,7 +258,7 @@ def pad_sequence(
     sequences: Tensor | Iterable[Tensor],
     batch_first: bool = False,
     padding_value: float = 0.0,
-    padding_side: str = "right",
+    padding_side: Literal["left", "right"] = "right",
 ) -> Tensor:
     """Stack sequences of different lengths, padded to the longest.
 

@@ -1,5 +1,8 @@
 """The fields of a ragged batch, and the properties that follow from them."""
 
+# To type checkers a Ragged is a Tensor; its own attributes are declared here.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 from typing import Any, Self
@@ -12,14 +15,15 @@ from raglane._utils.checks import check_device, check_tensor, check_unchanged, c
 from raglane._utils.messages import quote
 from raglane._utils.tracing import (
     is_jit_traced,
-    is_transformed,
+    plain,
     records_operators,
     refuse_jit_trace,
 )
 from raglane.errors import ArgumentTypeError, DimensionError, ShapeError
+from raglane.ragged.typed import Face
 
 
-class FlatBatch:
+class FlatBatch(Face):
     """The base of ``Ragged``: flat values, offsets and a copy of the lengths on the host.
 
     NOTE (host lengths): on a CPU the offsets are the only record of the sequences, and
@@ -29,7 +33,7 @@ class FlatBatch:
     """
 
     __slots__ = ("_host_lengths", "_offsets", "_values")
-    _values: Tensor
+    _values: Tensor  # type: ignore[assignment]
     _offsets: Tensor
     _host_lengths: Tensor | None
 
@@ -188,7 +192,7 @@ class FlatBatch:
         return self._values.shape[1:]
 
     @property
-    def shape(self) -> tuple[int | None, ...]:
+    def shape(self) -> tuple[Any, ...]:
         """``(B, None, *features)``: None for the steps, whose number differs."""
         return (self._count, None, *self._values.shape[1:])
 
@@ -318,10 +322,10 @@ class FlatBatch:
         """
         refuse_jit_trace(f"a call of {name}, which reads the lengths")
         lengths = self._known_lengths()
-        if lengths is None or torch.compiler.is_compiling() or is_transformed(lengths):
+        if lengths is None or torch.compiler.is_compiling():
             lengths = self._offsets.diff()
-        rule = f"called with at least {least} element(s) in each sequence"
-        self._needs_true(name, lengths >= least, rule, "a sequence with fewer")
+        rule = f"at least {least} for {name}"
+        self._needs_true("each length", lengths >= least, rule, "a sequence with fewer steps")
 
     def _needs_steps(self, name: str, exists: Tensor) -> None:
         """Raise if an index of steps does not exist."""
@@ -331,9 +335,8 @@ class FlatBatch:
 
     def _needs_true(self, name: str, holds: Tensor, rule: str, got: str = "others") -> None:
         """Raise, or assert on the device, that all of ``holds`` is True."""
-        if is_transformed(holds):
-            fix = "pass an index that is the same for all samples"
-            raise ArgumentTypeError(name, "other numbers for each sample of torch.vmap", rule, fix)
+        if not torch.compiler.is_compiling():
+            holds = plain(holds)  # raises if it differs from sample to sample of torch.vmap
         if not holds.is_cpu or records_operators():
             torch._assert_async(holds.all(), f"{name} must be {rule}, got {got}.")
         elif not bool(holds.all()):

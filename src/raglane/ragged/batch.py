@@ -1,11 +1,15 @@
 """The ragged batch: flat values, sequence after sequence, and the offsets of the sequences."""
 
+# To type checkers a Ragged is a Tensor; its own attributes are declared here.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Number
-from typing import Any, Self, overload
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 import torch
@@ -17,7 +21,7 @@ from raglane import segments
 from raglane._utils.checks import as_tensor, check_kind, check_unchanged
 from raglane._utils.drawing import LIGHT, PALETTE
 from raglane._utils.messages import message, quote
-from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.errors import ArgumentError, ArgumentTypeError, ExportError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.conversions import Conversions
 from raglane.ragged.face import indexing, table
@@ -115,7 +119,17 @@ class Ragged(SequenceOperations, Conversions):
     @overload
     def __getitem__(self, index: int) -> Tensor: ...
     @overload
-    def __getitem__(self, index: slice | list[Any]) -> Self: ...
+    def __getitem__(
+        self,
+        index: slice
+        | list[Any]
+        | Tensor
+        | NDArray[Any]
+        | tuple[slice, slice]
+        | tuple[EllipsisType, int | slice | None],
+    ) -> Self: ...
+    @overload
+    def __getitem__(self, index: tuple[slice, int]) -> Tensor: ...
     @overload
     def __getitem__(self, index: Any) -> Any: ...
     def __getitem__(self, index: Any) -> Any:
@@ -279,35 +293,41 @@ class Ragged(SequenceOperations, Conversions):
     ) -> Any:
         return table.call(function, args, dict(kwargs) if kwargs else {})
 
-    __add__ = _operator(torch.add)
-    __radd__ = _operator(torch.add, swapped=True)
-    __sub__ = _operator(torch.sub)
-    __rsub__ = _operator(torch.sub, swapped=True)
-    __mul__ = _operator(torch.mul)
-    __rmul__ = _operator(torch.mul, swapped=True)
-    __truediv__ = _operator(torch.true_divide)
-    __rtruediv__ = _operator(torch.true_divide, swapped=True)
-    __floordiv__ = _operator(torch.floor_divide)
-    __mod__ = _operator(torch.remainder)
-    __pow__ = _operator(torch.pow)
-    __rpow__ = _operator(torch.pow, swapped=True)
-    __and__ = _operator(torch.bitwise_and)
-    __or__ = _operator(torch.bitwise_or)
-    __xor__ = _operator(torch.bitwise_xor)
-    __lt__ = _operator(torch.lt)
-    __le__ = _operator(torch.le)
-    __gt__ = _operator(torch.gt)
-    __ge__ = _operator(torch.ge)
-    __eq__ = _operator(torch.eq)  # type: ignore[assignment]
-    __ne__ = _operator(torch.ne)  # type: ignore[assignment]
-    __matmul__ = _operator(torch.matmul)
-    __rmatmul__ = _operator(torch.matmul, swapped=True)
-    __rmod__ = _operator(torch.remainder, swapped=True)
-    __rfloordiv__ = _operator(torch.floor_divide, swapped=True)
+    if not TYPE_CHECKING:  # typed.pyi has their types
+        __add__ = _operator(torch.add)
+        __radd__ = _operator(torch.add, swapped=True)
+        __sub__ = _operator(torch.sub)
+        __rsub__ = _operator(torch.sub, swapped=True)
+        __mul__ = _operator(torch.mul)
+        __rmul__ = _operator(torch.mul, swapped=True)
+        __truediv__ = _operator(torch.true_divide)
+        __rtruediv__ = _operator(torch.true_divide, swapped=True)
+        __floordiv__ = _operator(torch.floor_divide)
+        __mod__ = _operator(torch.remainder)
+        __pow__ = _operator(torch.pow)
+        __rpow__ = _operator(torch.pow, swapped=True)
+        __and__ = _operator(torch.bitwise_and)
+        __or__ = _operator(torch.bitwise_or)
+        __xor__ = _operator(torch.bitwise_xor)
+        __lt__ = _operator(torch.lt)
+        __le__ = _operator(torch.le)
+        __gt__ = _operator(torch.gt)
+        __ge__ = _operator(torch.ge)
+        __eq__ = _operator(torch.eq)
+        __ne__ = _operator(torch.ne)
+        __matmul__ = _operator(torch.matmul)
+        __rmatmul__ = _operator(torch.matmul, swapped=True)
+        __rmod__ = _operator(torch.remainder, swapped=True)
+        __rfloordiv__ = _operator(torch.floor_divide, swapped=True)
+        __neg__ = _unary(torch.neg)
+        __abs__ = _unary(torch.abs)
+        __invert__ = _unary(torch.bitwise_not)
+        # `x in batch` has no meaning.
+        __contains__ = None
+
     __hash__ = object.__hash__
-    # NumPy leaves `array + batch` to the batch, and `x in batch` has no meaning.
+    # NumPy leaves `array + batch` to the batch.
     __array_ufunc__ = None
-    __contains__ = None
 
     def __bool__(self) -> bool:
         # By its length as a container, `if a == b` would be true for any values.
@@ -317,20 +337,17 @@ class Ragged(SequenceOperations, Conversions):
             "a Ragged", "a batch of values, which is neither true nor false", rule, fix
         )
 
-    __neg__ = _unary(torch.neg)
-    __abs__ = _unary(torch.abs)
-    __invert__ = _unary(torch.bitwise_not)
+    if not TYPE_CHECKING:  # so that checkers find a typing error in a name
 
-    def __getattr__(self, name: str) -> Any:
-        # Called only for missing attributes, to name a replacement of those of torch.Tensor.
-        if name in _OF_PACKS:
-            rule = "an attribute that a Ragged has"
-            fix = "call r.to_padded() or r.to_list(); r.to_packed() returns a PackedSequence"
-            got = "an attribute of a PackedSequence"
-            raise AttributeError(message(f"Ragged.{name}", got, rule, fix))
-        if name.startswith("__") or not hasattr(Tensor, name):
-            raise AttributeError(f"Ragged has no attribute {name!r}")
-        raise attribute_error(name)
+        def __getattr__(self, name: str) -> Any:
+            # Called only for missing attributes, to name a replacement of those of torch.Tensor.
+            if name in _OF_PACKS:
+                says = f"A Ragged does not have the attribute {name} of a PackedSequence."
+                fix = "Call r.to_padded() or r.to_list(); r.to_packed() returns a PackedSequence."
+                raise AttributeError(f"{says} {fix}")
+            if name.startswith("__") or not hasattr(Tensor, name):
+                raise AttributeError(f"Ragged has no attribute {name!r}")
+            raise attribute_error(name)
 
     def __setitem__(self, index: Any, value: Any) -> None:
         raise refusal("__setitem__")
@@ -419,6 +436,10 @@ def _flatten_with_keys(batch: Ragged) -> tuple[list[tuple[Any, Any]], None]:
 
 
 def _unflatten(children: Iterable[Any], context: None) -> Ragged:  # noqa: ARG001
+    if torch.onnx.is_in_onnx_export():
+        got, rule = "a Ragged", "a tensor within torch.onnx.export, whose graph has no batches"
+        fix = "call rl.export.onnx(model, path, example=batch)"
+        raise ExportError("an argument or result of the model", got, rule, fix)
     values, offsets, *host = children
     return Ragged._make(values, offsets, host[0] if host else None)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Sequence
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -19,13 +20,14 @@ from raglane._utils.checks import (
     read_integers,
     read_values,
 )
+from raglane._utils.messages import quote
 from raglane._utils.tracing import index_arithmetic, records_operators, refuse_jit_trace
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.packing.convert import flatten_packed, flatten_padded, pack_flat
 from raglane.packing.rows import flat_to_padded
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.interop import from_arrow, from_nested, to_arrow, to_nested
-from raglane.segments.indexing import take_rows
+from raglane.segments.indexing import place_rows, take_rows
 
 
 class Conversions(FlatBatch):
@@ -36,7 +38,7 @@ class Conversions(FlatBatch):
     __slots__ = ()
 
     @classmethod
-    def from_flat(cls, values: Any, offsets: Any = None, lengths: Any = None) -> Self:
+    def from_flat(cls, values: Any, *, offsets: Any = None, lengths: Any = None) -> Self:
         """Create a batch from flat values; a tensor or NumPy array is not copied.
 
         Args:
@@ -80,13 +82,64 @@ class Conversions(FlatBatch):
         return cls._make(values, offsets.to(values.device, non_blocking=True), lengths_cpu)
 
     @classmethod
+    def from_steps(cls, steps: Sequence[Tensor], lengths: Any = None) -> Self:
+        """Create a batch from its steps, the inverse of :meth:`steps`.
+
+        Args:
+            steps: for each step t one tensor ``(n, *features)``, with a row for each of the n
+                sequences that have it, in the order of the batch. At least one.
+            lengths: ``(B,)`` integers of at least 0: a list, an array, or a tensor, which is copied
+                to the host. None if all sequences have all steps.
+
+        Raises:
+            ArgumentTypeError: ``steps`` is not a list of tensors.
+            ShapeError: the steps do not fit the lengths, or each other.
+
+        Example:
+            >>> r = Ragged([[1.0, 2.0, 3.0], [4.0]])
+            >>> sums, total = [], torch.zeros(2)
+            >>> for rows, x_t in r.steps():
+            ...     total = total.index_add(0, rows, x_t)
+            ...     sums.append(total[rows])
+            >>> Ragged.from_steps(sums, r.lengths).tolist()
+            [[1.0, 3.0, 6.0], [4.0]]
+        """
+        refuse_jit_trace("a batch of steps")
+        several = list(steps) if isinstance(steps, list | tuple) else []
+        if not several or not all(isinstance(rows, Tensor) and rows.dim() for rows in several):
+            got = quote(type(steps).__name__) if not several else "other entries"
+            rule = "a list with one tensor (n, *features) for each step, and at least one"
+            raise ArgumentTypeError("steps", got, rule, "append the result of each step to a list")
+        if lengths is None:
+            known = torch.full((several[0].shape[0],), len(several), device="cpu")
+        else:
+            known = read_integers(lengths, "lengths").cpu()
+        counts = torch.from_numpy(segments.conjugate(known.numpy(), len(several)))
+        rows = [step.shape[0] for step in several]
+        if rows != counts.tolist() or (known.numel() and int(known.max()) > len(several)):
+            rule = f"one row for each sequence that has the step: {counts.tolist()}"
+            fix = "pass the lengths of the batch whose steps these are"
+            raise ShapeError("steps", f"{rows} rows", rule, fix)
+        try:
+            values = torch.cat(several)
+        except RuntimeError as error:
+            shapes = sorted({tuple(step.shape[1:]) for step in several})
+            rule = "tensors of the same features and device"
+            raise ShapeError(
+                "steps", f"features {shapes}", rule, "return the same at each step"
+            ) from error
+        offsets = segments.offsets_from_lengths(known)
+        order = torch.argsort(segments.positions(offsets, int(offsets[-1])), stable=True)
+        return cls._build(place_rows(values, order.to(values.device), values.shape[0]), known)
+
+    @classmethod
     def from_padded(
         cls,
         padded: Tensor,
         lengths: Any = None,
         batch_first: bool = True,
         *,
-        padding_side: str = "right",
+        padding_side: Literal["left", "right"] = "right",
         mask: Tensor | None = None,
     ) -> Self:
         """Create a batch from the real elements of a padded tensor.

@@ -1,9 +1,14 @@
 """The operations per sequence of ``Ragged``."""
 
+# To type checkers a Ragged is a Tensor; its own attributes are declared here.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
+from inspect import Parameter, Signature, signature
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -12,13 +17,52 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.checks import check_device, check_flag, check_tensor, check_whole, read_index
+from raglane._utils.messages import quote
 from raglane._utils.tracing import refuse_jit_trace
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.interop import conversion_of
 from raglane.segments.indexing import place_rows, take_rows
 
+Kind = TypeVar("Kind")
 
+
+def _explained(**fixes: str) -> Callable[[type[Kind]], type[Kind]]:
+    """Return a decorator of a class: wrong arguments of its public methods raise an
+    ArgumentTypeError with the signature, and the fix of a method.
+    """
+
+    def decorate(kind: type[Kind]) -> type[Kind]:
+        for name, method in list(vars(kind).items()):
+            if not name.startswith("_") and callable(method):
+                setattr(kind, name, _explains(method, fixes.get(name, "pass those")))
+        return kind
+
+    return decorate
+
+
+def _explains(method: Callable[..., Any], fix: str) -> Callable[..., Any]:
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(self, *args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+                raise  # by the method, not by its call
+        passed = [*map(quote, args), *(f"{name}={quote(value)}" for name, value in kwargs.items())]
+        _, *parameters = signature(method).parameters.values()
+        plain = [each.replace(annotation=Parameter.empty) for each in parameters]
+        name, got = method.__name__, f"({', '.join(passed)})"
+        raise ArgumentTypeError(f"the arguments of {name}", got, f"{Signature(plain)}", fix)
+
+    return call
+
+
+@_explained(
+    first="index r[:, :2] for the first 2 steps, or pass empty=",
+    last="index r[:, -2:] for the last 2 steps, or pass empty=",
+    reverse="call r.flip(dims) for other dimensions",
+)
 class SequenceOperations(FlatBatch):
     """Operations per sequence, without loops over sequences. They wait for a device only where
     stated.
@@ -77,17 +121,29 @@ class SequenceOperations(FlatBatch):
         """
         return self._like(segments.reverse(self.values, self.offsets))
 
-    def shift(self, steps: int, fill_value: float = 0.0) -> Self:
+    def shift(self, steps: int, fill_value: float | None = None) -> Self:
         """Shift each sequence by ``steps`` and fill the vacated elements; lengths do not change.
 
         Args:
             steps: an element takes the value ``steps`` before it; if negative, after it.
-            fill_value: the value of vacated elements.
+            fill_value: the value of vacated elements; None for 0, or False. Integers need one,
+                because 0 may be a class: -100, which losses ignore, for targets.
+
+        Raises:
+            ArgumentTypeError: integers without ``fill_value``, or not a whole number of steps.
 
         Example:
-            >>> Ragged([torch.tensor([1, 2, 3]), torch.tensor([5])]).shift(1).values.tolist()
-            [0, 1, 2, 0]
+            >>> r = Ragged([torch.tensor([1, 2, 3]), torch.tensor([5])])
+            >>> r.shift(-1, fill_value=-100).values.tolist()
+            [2, 3, -100, -100]
         """
+        if fill_value is None:
+            is_integer = not (self.dtype.is_floating_point or self.dtype.is_complex)
+            if is_integer and self.dtype is not torch.bool:
+                rule = "given for integers, of which 0 may be a class"
+                fix = "pass fill_value=-100 for targets, which losses ignore, or fill_value=0"
+                raise ArgumentTypeError("fill_value", "none", rule, fix)
+            fill_value = 0.0
         fill = self._value("fill_value", fill_value)
         steps = check_whole("steps", steps)
         return self._like(segments.shift(self.values, self.offsets, steps, fill))
@@ -133,7 +189,7 @@ class SequenceOperations(FlatBatch):
             [1, 2, 5]
         """
         length = check_whole("length", length, 0, "pass how many elements to keep")
-        return self[:, :length]  # type: ignore[index]
+        return self[:, :length]  # type: ignore[return-value]
 
     def windows(self, size: int, step: int | None = None) -> Self:
         """Split every sequence into windows, each a sequence of the result, in order.
@@ -177,6 +233,65 @@ class SequenceOperations(FlatBatch):
         owners, within = (part.to(self.device, non_blocking=True) for part in (owners, within))
         starts = self.offsets[:-1].index_select(0, owners) + within
         return self._slices(starts, remaining.clamp(max=size), repeats=step < size)
+
+    def split_at(self, starts: FlatBatch) -> Self:
+        """Cut every sequence before the elements where ``starts`` is True, e.g. into episodes.
+
+        The pieces are the sequences of the result, in order. A sequence begins a piece in any case;
+        an empty one gives none.
+
+        Args:
+            starts: a Ragged of one bool per element.
+
+        Raises:
+            ArgumentTypeError: not a Ragged of bools.
+            ShapeError: other lengths.
+
+        Example:
+            >>> r = Ragged([torch.arange(5), torch.arange(2)])
+            >>> starts = Ragged([[False, False, True, True, False], [False, False]])
+            >>> r.split_at(starts).tolist()
+            [[0, 1], [2], [3, 4], [0, 1]]
+        """
+        is_mask = isinstance(starts, FlatBatch) and starts.dtype is torch.bool
+        if not is_mask or starts.feature_shape:
+            got = (
+                f"a Ragged of {starts.dtype}"
+                if isinstance(starts, FlatBatch)
+                else type(starts).__name__
+            )
+            rule = "a Ragged of one bool per element, True where a piece starts"
+            raise ArgumentTypeError("starts", got, rule, "pass e.g. done.shift(1)")
+        starts._needs_lengths_of("starts", self, "the batch")
+        begins = starts.values.cpu() | (self._with_host(segments.positions) == 0)
+        bounds = begins.nonzero().view(-1)
+        ends = torch.cat([bounds[1:], bounds.new_full((min(len(bounds), 1),), len(begins))])
+        return self._build(self.values, ends - bounds)
+
+    def steps(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield each step of the batch: the sequences that have it, and their elements.
+
+        Its inverse is :meth:`from_steps`. Waits for a GPU if the lengths are only there.
+
+        Yields:
+            ``rows`` ``(n,)`` int64, the sequences that have the step, in order; and their elements
+            ``(n, *features)``.
+
+        Example:
+            >>> for rows, x_t in Ragged([[1, 2], [3], [4, 5]]).steps():
+            ...     print(rows.tolist(), x_t.tolist())
+            [0, 1, 2] [1, 3, 4]
+            [0, 2] [2, 5]
+        """
+        order = torch.argsort(self._with_host(segments.positions), stable=True)
+        owners = self._with_host(segments.segment_ids)[order].to(self.device, non_blocking=True)
+        values = take_rows(self.values, order.to(self.device, non_blocking=True))
+        counts = segments.conjugate(self.lengths_cpu.numpy(), self.max_length).tolist()
+        yield from zip(owners.split(counts), values.split(counts), strict=True)
+
+    def _with_host(self, function: Callable[[Tensor, int], Tensor]) -> Tensor:
+        """Return a function of the offsets on the host."""
+        return function(self._host_offsets(), self.values.shape[0])
 
     def concat(self, *others: FlatBatch) -> Self:
         """Concatenate the sequences of several batches pairwise.

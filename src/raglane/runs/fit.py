@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, Unpack, get_type_hints
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from raglane._utils.files import as_path
 from raglane._utils.messages import nearest, quote, require
 from raglane.data.dataset import Dataset
 from raglane.errors import ArgumentTypeError
+from raglane.runs.options import FitOptions
 from raglane.runs.progress import BarWatcher, CallingWatcher
 from raglane.runs.run import Run
 from raglane.runs.sources import ColumnNames, Source, Sources, chosen_columns
@@ -44,7 +45,7 @@ def fit(
     format: str | None = None,
     progress: bool | None = None,
     callback: Callable[[dict[str, float]], bool | None] | None = None,
-    **options: Any,
+    **options: Unpack[FitOptions],
 ) -> Run:
     """Train a model, as ``raglane train`` does.
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 
@@ -17,6 +17,7 @@ from raglane._utils.messages import count_of, quote, quote_all
 from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
 from raglane.errors import ArgumentError, DataError
+from raglane.runs.options import ColumnOptions
 from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed
 from raglane.runs.tables import TablePredictor
 from raglane.training import inference
@@ -174,7 +175,7 @@ class Run:
         batch_size: int = 256,
         device: str = "auto",
         format: str | None = None,
-        **columns: Any,
+        **columns: Unpack[ColumnOptions],
     ) -> Predictions:
         """Predict, as ``raglane predict`` does.
 
@@ -275,7 +276,7 @@ class Run:
         batch_size: int = 256,
         device: str = "auto",
         format: str | None = None,
-        **columns: Any,
+        **columns: Unpack[ColumnOptions],
     ) -> Evaluation:
         """Evaluate the model on data with labels, as ``raglane evaluate`` does, without writing
         files.
@@ -313,7 +314,7 @@ class Run:
         *,
         need_labels: bool = True,
         format: str | None = None,
-        **columns: Any,
+        **columns: Unpack[ColumnOptions],
     ) -> Dataset:
         """Read data for this model as records.
 

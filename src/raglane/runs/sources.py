@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,7 +26,7 @@ DEFAULT_DATA = "Japanese vowels"
 LABELLED = ("tag", "regress", "multilabel")
 # The tasks to try after "classify", by format; "regress" for others.
 _GUESSED: dict[str, tuple[str, ...]] = {"text": ("language",), "conll": ("tag",)}
-_GUESSED |= dict.fromkeys(("jsonl", "parquet", "npz"), LABELLED)
+_GUESSED |= dict.fromkeys(("jsonl", "parquet", "npz", "folder"), LABELLED)
 
 
 def _column(role: str, help: str, unset: str) -> Any:
@@ -126,6 +126,12 @@ class ColumnNames:
     no_header: bool = option(
         False, "A CSV file has no header: its columns are --header, or c1, c2 and so on.", DATA
     )
+    label_from_name: str | None = option(
+        None,
+        "In a folder, the label of a file is what this pattern finds in its path: its group, or all.",
+        DATA,
+        metavar="REGEX",
+    )
     on_bad_row: str = option(
         "raise",
         "fail: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
@@ -197,6 +203,8 @@ class Source:
     columns: ColumnNames = ColumnNames()
     # Data and labels in memory, instead of a file.
     held: tuple[Any, Any] | None = None
+    # The parsed file, while its task is guessed.
+    parsed: dict[Path, Any] | None = field(default=None, compare=False, repr=False)
 
     def of(self, data: Any, labels: Any = None, name: str = "data") -> Source:
         """Return another source with the same columns: a path, or data in memory."""
@@ -250,7 +258,13 @@ class Source:
         asked = self.asked(task, need_labels=need_labels)
         # The format is that of files, e.g. of the test data next to training data in memory.
         format = self.format if self.held is None else None
-        return read(data, asked, format, labels=labels, on_bad_row=self.columns.on_bad_row)
+        on_bad_row: Any = self.columns.on_bad_row  # one of its choices
+        if self.held is None and self.path is not None and on_bad_row == "raise":
+            from raglane.data import formats
+            from raglane.data.dataset import Dataset
+
+            return Dataset(formats.read(self.path, asked, format, parsed=self.parsed))
+        return read(data, asked, format, labels=labels, on_bad_row=on_bad_row)
 
     def open(self, task: str) -> Dataset:
         """Open a folder that ``raglane convert`` wrote, or read other data."""
@@ -353,8 +367,8 @@ class Source:
             guessed["tokens"] = words[used.tokens]
             guessed |= {"time_gaps": used.time_gaps, "time": used.time, "wide": used.wide}
             guessed |= {"time_format": used.time_format, "duplicate_times": used.duplicate_times}
-            guessed |= {"keep_trailing": used.keep_trailing}
             guessed |= {"header": used.header, "no_header": used.no_header}
+            guessed["label_from_name"] = used.label_from_name
             if used.sequence == "sequence":
                 # The default name in a converted folder; columns with this name are detected.
                 guessed["sequence"] = None
@@ -379,6 +393,10 @@ class Sources(NamedTuple):
     training: Source
     validation: Source | None = None
     test: Source | None = None
+
+    def with_parsed(self, parsed: dict[Path, Any] | None) -> Sources:
+        """Return sources of which the training data is parsed once, and then taken from there."""
+        return self._replace(training=replace(self.training, parsed=parsed))
 
     def by_characters(self, records: Dataset, task: str) -> tuple[Sources, Dataset, str | None]:
         """Split texts into characters if nearly all are one word and no split was chosen; return a

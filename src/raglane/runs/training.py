@@ -100,12 +100,15 @@ def train_run(
             sources = sources or Sources(Source(None, None, ColumnNames(**columns)))
             if out is not None:
                 stack.enter_context(claimed(out, overwrite=overwrite))
+            sources = sources.with_parsed({})
             settings, records = _opened(sources.training, chosen, log)
             if out is None and name_folder is not None:
                 out = name_folder(settings)
                 stack.enter_context(claimed(out, overwrite=overwrite))
         sources, records, note = sources.by_characters(records, settings.task)
-        for line in (*records.notes, *filter(None, [note])):
+        # Its columns would stay in memory during the training.
+        sources = sources.with_parsed(None)
+        for line in (*role_lines(records), *filter(None, [note])):
             log(line)
         training, validation, test = read_parts(sources, records, settings, log)
         if plans is not None:
@@ -124,6 +127,18 @@ def train_run(
             settings, parts, out, before, watcher, data, sources.training.found_in(training)
         )
         return Trained(result, settings, parts, sources, advice)
+
+
+def role_lines(records: Dataset) -> list[str]:
+    """Return two lines on the roles of the columns, and the other notes of the reader."""
+    about = [*records.roles.rows, *records.roles.columns]
+    lines = [note for note in records.notes if note not in about]
+    if records.roles.columns:
+        lines.insert(0, "; ".join(records.roles.columns))
+    if records.roles.rows:
+        count = count_of(len(records), "sequence")
+        lines.insert(0, f"{count}: {'; '.join(records.roles.rows)}")
+    return lines
 
 
 def _settled(

@@ -22,8 +22,8 @@ def _spread(per_sequence: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
 
 def mean(values: Tensor, offsets: Tensor) -> Tensor:
     """Return the mean of each sequence, NaN if it is empty."""
-    wide = summable(values)
-    return (segments.sum(wide, offsets) / like_rows(offsets.diff(), wide)).to(values.dtype)
+    wide, lengths = summable(values), offsets.diff()
+    return (segments.sum(wide, offsets, lengths) / like_rows(lengths, wide)).to(values.dtype)
 
 
 def logsumexp(values: Tensor, offsets: Tensor) -> Tensor:
@@ -92,6 +92,12 @@ def norm(values: Tensor, offsets: Tensor, p: float | str | None = 2) -> Tensor:
     powers = sizes.masked_fill(is_zero, 1) ** exponent
     powers = powers.masked_fill(is_zero, 0 if exponent > 0 else torch.inf)
     return root(segments.sum(powers, offsets), exponent)
+
+
+def aminmax(values: Tensor, offsets: Tensor) -> Any:
+    """Return the least and greatest elements of each sequence."""
+    pair: Any = (segments.min(values, offsets), segments.max(values, offsets))
+    return torch.return_types.aminmax(pair)
 
 
 def count_nonzero(values: Tensor, offsets: Tensor) -> Tensor:

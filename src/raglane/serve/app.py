@@ -17,7 +17,9 @@ from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any
 
+import numpy as np
 import prometheus_client
+import torch
 from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -26,13 +28,21 @@ from pydantic import BaseModel, Field, StrictInt, StrictStr
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
-from raglane._utils.checks import check_count
+from raglane._utils.checks import check_count, check_real
 from raglane._utils.messages import message, quote, quote_all
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.report.page import render
-from raglane.serve.conversations import Conversation, Link, Many, One, error_text
+from raglane.serve.conversations import Conversation, Link, One
+from raglane.serve.gateways import Many
 from raglane.serve.hosts import Hosts, check_names, is_same_site
-from raglane.serve.live import Clients, RefusedError, Sequences, live, status_of
+from raglane.serve.live import (
+    Clients,
+    RefusedError,
+    Sequences,
+    error_text,
+    live,
+    status_of,
+)
 from raglane.serve.relay import relay
 from raglane.serve.served import Served, to_json
 from raglane.serve.wire import PING_EVERY, Socket
@@ -102,6 +112,7 @@ def create_app(
     max_message: int = 4 * 2**20,
     origins: Sequence[str] = (),
     allow_hosts: Sequence[str] | None = (),
+    period: float | None = None,
     **options: Any,
 ) -> FastAPI:
     """Return an application that serves models; ``raglane serve`` runs it with uvicorn.
@@ -118,6 +129,8 @@ def create_app(
             this machine (``localhost``, 127.0.0.1), e.g. ``"example.org"``: without scheme and
             port. Requests with another header ``Host`` are refused, because a page can resolve its
             own name to the address of the server. None for any, which requires a token.
+        period: the seconds between two frames of a live stream. While results take longer, the
+            server is overloaded: it accepts no other streams. None to accept all that have a slot.
         **options: of the engines of runs and modules, see :class:`raglane.serve.Engine`; by default
             1,000 ``slots``, and ``idle`` after 300 seconds.
 
@@ -134,16 +147,28 @@ def create_app(
         check_token("token", token)
     clients = Clients(check_count("client_streams", client_streams))
     check_count("max_message", max_message)
+    if period is not None:
+        rule = "a number of seconds above 0, or None"
+        check_real("period", period, rule, lambda number: number > 0, "pass e.g. 0.032")
     hosts = Hosts(allow_hosts, token)
     sites = check_names("origins", origins, "https://example.org")
     defaults = {"slots": 1000, "idle": 300, "chunk": CHUNK}
     served = {
-        name: Served(name, model, **{**defaults, **options}) for name, model in models.items()
+        name: Served(name, model, period=period, **{**defaults, **options})
+        for name, model in models.items()
     }
     text = (
         "Predictions of recurrent networks: whole sequences, and live streams with the same bits."
     )
-    app = FastAPI(title="Raglane", version=version("raglane"), description=text, lifespan=_lifespan)
+    app = FastAPI(
+        title="Raglane",
+        version=version("raglane"),
+        description=text,
+        lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
+        strict_content_type=False,
+    )
     server = app.state.server = Server(served, clients, token, max_message, sites, hosts)
     app.include_router(_routes)
     for kind in (RequestValidationError, HTTPException, RaglaneError, Exception):
@@ -256,7 +281,7 @@ class Server:
     def engines(self) -> dict[str, dict[str, Any]]:
         """Return the statistics of the engines, by the names of their models."""
         return {
-            name: served.engine.stats()
+            name: {**served.engine.stats(), "lag_seconds": served.rounds.lag}
             for name, served in self.served.items()
             if served.engine is not None
         }
@@ -268,9 +293,12 @@ class Server:
         served = live(self.named(options.pop("model")))
         is_many = path == "/streams"
         default = "binary" if is_many else "json"
+        samples = options.pop("samples")
+        if samples is not None:
+            check_samples(served)
         form = served.form((options.pop("answers") or default) == "binary", options)
         talk = self.conversations[path]
-        return talk(link, served, form, self.clients, client_of(connection))
+        return talk(link, served, form, samples, self.clients, client_of(connection))
 
     async def care(self) -> None:
         """Close idle streams, and send pings, until it is cancelled."""
@@ -282,6 +310,9 @@ class Server:
                     served.expire()
                 except Exception:
                     log.exception("an idle stream could not be closed")
+            for talk in [*self.clients.conversations]:
+                if talk.idle is not None:
+                    talk.expire(talk.idle)
             now = time.monotonic()
             if now - pinged > PING_EVERY:
                 pinged = now
@@ -289,11 +320,13 @@ class Server:
                     socket.beat(now)
 
     def status(self) -> str:
-        """Return closing, failed or ok."""
-        works = all(statistics["works"] for statistics in self.engines().values())
+        """Return closing, failed, overloaded or ok."""
         if self.clients.is_closing:
             return "closing"
-        return "ok" if works else "failed"
+        if not all(statistics["works"] for statistics in self.engines().values()):
+            return "failed"
+        live = [served for served in self.served.values() if served.engine is not None]
+        return "overloaded" if any(served.rounds.is_overloaded for served in live) else "ok"
 
 
 @asynccontextmanager
@@ -382,16 +415,24 @@ async def infer(
 @_routes.get("/", response_class=HTMLResponse, include_in_schema=False)
 async def page(server: _Server) -> Response:
     """Return the page with a form and a live plot."""
-    models = [served.description() for served in server.served.values()]
+    models = [served.for_page() for served in server.served.values()]
     return HTMLResponse(
         render("serve/page.html", models=models, needs_token=server.token is not None)
     )
 
 
+@_routes.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+async def routes(connection: HTTPConnection) -> Response:
+    """Return the page of the routes."""
+    schema = connection.app.openapi()
+    schemas = schema["components"]["schemas"]
+    return HTMLResponse(render("serve/routes.html", paths=schema["paths"], schemas=schemas))
+
+
 @_routes.get("/health")
 async def health(server: _Server) -> Response:
-    """Return the state of the server and of its models; 503 if an engine failed or the server
-    closes.
+    """Return the state of the server and of its models; 503 if an engine failed, or the server
+    closes or is overloaded.
     """
     models: dict[str, dict[str, Any]] = {}
     engines = server.engines()
@@ -447,15 +488,23 @@ async def model_is_ready(name: str, server: _Server) -> Response:
 async def _failed(_: Any, error: Exception) -> Response:
     """Answer with the message of an error."""
     if isinstance(error, RequestValidationError):
-        first = error.errors()[0]
-        location = ".".join(map(str, first["loc"]))
-        error = RefusedError(
-            400, location, first["msg"], "as /openapi.json defines it", "correct it"
-        )
+        error = _refused(error.errors()[0])
     elif isinstance(error, HTTPException):
         error = RefusedError(error.status_code, str(error.detail))
     status = status_of(error)
     return _json({"error": error_text(error)}, status, _HEADERS.get(status))
+
+
+def _refused(first: Any) -> RefusedError:
+    """Return the refusal of a body that has another form."""
+    path = [str(name) for name in first["loc"] if name != "body"]
+    rule = str(first["msg"]).removeprefix("Input should be ").removesuffix(" required")
+    fix = "correct it; /openapi.json has the form of requests"
+    if first["type"] == "json_invalid":
+        return RefusedError(400, "body", str(first.get("ctx", {}).get("error")), "JSON", fix)
+    got = "nothing" if first["type"] == "missing" else quote(first.get("input"))
+    rule = "given" if first["type"] == "missing" else rule
+    return RefusedError(400, ".".join(path) or "body", got, rule, fix)
 
 
 class _Guard:
@@ -537,6 +586,7 @@ _GAUGES = {
     "slots": "The most open streams",
     "ready": "Streams with frames",
     "queued": "Frames that wait",
+    "lag_seconds": "Mean time from the first frame of a step to its last result",
     "longest": "Frames that wait of the stream with the most",
     "results": "Results that were not sent",
 }
@@ -556,6 +606,14 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
     return Response(to_json(content), status, headers, media_type="application/json")
 
 
+def check_samples(served: Served) -> None:
+    """Raise for a model whose frames are not made of samples."""
+    prepared = served.streams.accepts.prepared
+    if len(prepared.features) != 1 or prepared.dtype is not torch.float32:
+        rule = "left out for a model whose frames are no vectors of float32"
+        raise RefusedError(400, "samples", "given", rule, "send whole frames")
+
+
 def client_of(connection: HTTPConnection) -> str:
     """Return the address of a client, by which its streams are counted."""
     return connection.client.host if connection.client else ""
@@ -563,7 +621,7 @@ def client_of(connection: HTTPConnection) -> str:
 
 def _stream_options(query: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of a stream in the query of its address."""
-    options: dict[str, Any] = {"model": None, "answers": None}
+    options: dict[str, Any] = {"model": None, "answers": None, "samples": None}
     for name, text in query.items():
         if name not in _STREAM_OPTIONS:
             fix = "correct the address"
@@ -581,6 +639,7 @@ _FLAG = ("true|false", "true or false", "true".__eq__)
 _STREAM_OPTIONS: dict[str, tuple[str, str, Any]] = {
     "model": (".*", "the name of a model", str),
     "answers": ("json|binary", "json or binary", str),
+    "samples": ("int16|float32", "int16 or float32", lambda text: np.dtype(text).newbyteorder("<")),
     "probabilities": _FLAG,
     "outputs": _FLAG,
     "top": (r"\d{1,9}", "a whole number", int),

@@ -30,6 +30,7 @@ from raglane.training.checkpoint import SavedModel
 from raglane.training.inference import check_options
 from raglane.training.model import END_TOKEN, UNKNOWN_TOKEN
 from raglane.training.tasks import make_task
+from raglane.training.tasks.numbers import Forecast, Regress, by_quantile
 
 
 class _Scaling(Kernel):
@@ -93,7 +94,15 @@ class _Scaling(Kernel):
         output[:] = filled[is_row]
 
 
-_PLAIN = {torch.float32: np.dtype(np.float32), torch.float64: np.dtype(np.float64)}
+_PLAIN: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+}
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without that of its library."""
+    return str(dtype).removeprefix("torch.")
 
 
 class Frames:
@@ -104,9 +113,11 @@ class Frames:
         self._passes_nan = passes_nan
         self._passes_infinite = passes_infinite or passes_nan
         self.width = math.prod(prepared.features)
+        self.one = (1, self.width)  # the shape of one frame
         self.names: tuple[Any, ...] = ()  # of a run, the meaning of frames and results
         self.plain = _PLAIN.get(prepared.dtype) if len(prepared.features) == 1 else None
-        self._rule = f"a tensor ({', '.join(map(str, ('n', *prepared.features)))}) of {prepared.dtype} on cpu"
+        shape = ", ".join(map(str, ("n", *prepared.features)))
+        self._rule = f"frames of shape ({shape}), numbers of {_name_of(prepared.dtype)}"
 
     def array(self, frames: Any, check_count: Callable[[int], object]) -> npt.NDArray[Any]:
         """Return frames ``(n, width)``, bfloat16 as int16; raise as :meth:`rows`."""
@@ -123,11 +134,17 @@ class Frames:
             and array.shape[1] == self.width
         ):
             check_count(array.shape[0])
-            # Only NaN gives NaN, and only large or infinite numbers an infinite sum.
-            total = np.vdot(array, array)
-            if self._passes_nan or total < np.inf or (total == total and self._passes_infinite):
+            if self.are_accepted(array):
                 return array
         return as_array(self.rows(frames, check_count))
+
+    def are_accepted(self, array: npt.NDArray[Any]) -> bool:
+        """Return False if numbers may be NaN or infinite that the model does not accept."""
+        # Only NaN gives NaN, and only large or infinite numbers an infinite sum.
+        total = np.vdot(array, array)
+        return bool(
+            self._passes_nan or total < np.inf or (total == total and self._passes_infinite)
+        )
 
     def rows(self, frames: Any, check_count: Callable[[int], object] | None = None) -> Tensor:
         """Return frames ``(n, width)``; raise if they do not fit the model. ``check_count`` may
@@ -139,7 +156,9 @@ class Frames:
         features = self.prepared.features
         is_fitting = tensor.dim() > 0 and tensor.shape[1:] == features
         if not is_fitting or tensor.dtype is not self.prepared.dtype or not tensor.is_cpu:
-            got = f"shape {tuple(tensor.shape)} of {tensor.dtype} on {tensor.device}"
+            got = f"shape {tuple(tensor.shape)}"
+            if tensor.dtype is not self.prepared.dtype or not tensor.is_cpu:
+                got += f" of {_name_of(tensor.dtype)}{'' if tensor.is_cpu else ' on a GPU'}"
             raise ShapeError("frames", got, self._rule, "reshape or convert them")
         if check_count is not None:
             check_count(tensor.shape[0])
@@ -168,7 +187,7 @@ class Frames:
             is_fixed = is_array and not frames.flags.writeable
             return torch.as_tensor(frames.copy() if is_fixed else frames)
         except (TypeError, ValueError, RuntimeError) as error:
-            fix = "pass a tensor or an array"
+            fix = "pass lists of numbers, or an array"
             raise ArgumentTypeError("frames", quote(frames), self._rule, fix) from error
 
     def _check_values(self, rows: Tensor) -> None:
@@ -183,11 +202,15 @@ class Frames:
                 raise ArgumentError("frames", got, rule, "replace unknown tokens")
         elif least != least and not self._passes_nan:
             got = f"NaN in frame {int(rows.isnan().any(1).nonzero()[0])}"
-            fix = "correct them, or pass nan='pass' to the engine"
+            fix = "correct them, or use a model that accepts missing numbers"
             raise ArgumentError("frames", got, "numbers other than NaN", fix)
         elif not self._passes_infinite and not rows.isfinite().all():
             got = f"an infinite number in frame {int((~rows.isfinite()).any(1).nonzero()[0])}"
             raise ArgumentError("frames", got, "finite numbers of float32", "correct them")
+
+    def in_units(self, rows: Tensor) -> Tensor:
+        """Return results in the units of the data, for a run of numbers; others unchanged."""
+        return rows
 
     def columns(
         self,
@@ -220,6 +243,9 @@ class _RunFrames(Frames):
             preprocessor.labels,
             preprocessor.target_names,
         )
+        if preprocessor.channels:
+            names = quote_all(preprocessor.channels)
+            self._rule = f"{self._rule}: one for each channel of {names}"
         self._task = make_task(preprocessor, self._model.config)
         self._indexes = {token: index for index, token in enumerate(preprocessor.vocabulary or ())}
         if saved.task == "language":
@@ -241,6 +267,16 @@ class _RunFrames(Frames):
                 [self._indexes.get(token, UNKNOWN_TOKEN) for token in frames], dtype=torch.int64
             )
         return super().rows(frames, check_count)
+
+    def in_units(self, rows: Tensor) -> Tensor:
+        """Return results in the units of the data, or as probabilities of a binary forecast."""
+        task = self._task
+        if not isinstance(task, Regress | Forecast):
+            return rows
+        if self._preprocessor.task == "forecast" and self._model.is_binary:
+            return row_sigmoid(rows)
+        scaled = by_quantile(rows, task.settings).double() * task.std + task.mean
+        return scaled.flatten(1).to(rows.dtype)
 
     def columns(
         self, rows: Tensor, *, probabilities: bool = False, top: int = 1

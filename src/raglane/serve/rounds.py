@@ -15,14 +15,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from raglane.errors import BusyError
 from raglane.serve.engine import Engine
 from raglane.serve.queues import Integers
 from raglane.serve.streams import Stream
 
-SPACING = 0.002
+SPACING = 0.004
 """The least seconds between two rounds: frames that arrive within it share a step. The first frame
 after a pause does not wait.
 """
+
+_RECENT = 1.0  # seconds after which a lag is no longer one
 
 
 class Form(Protocol):
@@ -34,7 +37,7 @@ class Form(Protocol):
 
 
 class Owner(Protocol):
-    """What a lane belongs to: a connection."""
+    """The connection that a lane belongs to."""
 
     form: Form
     can_write: bool
@@ -66,6 +69,7 @@ class Lane:
         "number",
         "owner",
         "parts",
+        "rest",
         "stream",
         "todo",
         "waiting",
@@ -80,6 +84,7 @@ class Lane:
         self.is_listed = False
         self.at = 0  # the number of frames that were accepted
         self.answered = 0
+        self.rest = b""  # samples that are no whole frame yet
         self.todo = deque[Any]()  # messages that wait for the results of earlier ones
 
     @property
@@ -96,14 +101,17 @@ class Lane:
 class Rounds:
     """Steps an engine in the event loop."""
 
-    def __init__(self, engine: Engine, spacing: float = SPACING) -> None:
+    def __init__(self, engine: Engine, period: float | None = None) -> None:
         self.engine = engine
-        self.spent = 0.0  # seconds of the last rounds, with a decay of an eighth per round
-        self._spacing = spacing
+        self._period = period
+        # From the first frame of a round to its last result, seconds; each round has the weight of
+        # an eighth.
+        self._lag = 0.0
+        self._asked = 0.0
         self._lanes: list[Lane | None] = [None] * (2 * engine.slots)
         self._arrived: list[Lane] = []
         self._handle: asyncio.Handle | None = None
-        self._began = 0.0
+        self._began = 0.0  # the last round
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -132,10 +140,30 @@ class Rounds:
         if loop is not None and self._handle is None:
             loop.call_soon_threadsafe(self.wake)
 
+    # Overload.
+
+    @property
+    def lag(self) -> float:
+        """The mean time from the first frame of a round to its last result, seconds; 0 after a pause."""
+        return self._lag if perf_counter() - self._began < _RECENT else 0.0
+
+    @property
+    def is_overloaded(self) -> bool:
+        """True if frames come faster than rounds."""
+        return self._period is not None and self.lag > self._period
+
+    def _admit(self) -> None:
+        """Raise if another stream would make all streams late."""
+        if self.is_overloaded:
+            got = f"results that take {1e3 * self.lag:.0f} ms"
+            rule = f"faster than a frame per {1e3 * self._period:g} ms"  # type: ignore[operator]
+            raise BusyError("server", got, rule, "connect later, or to another one")
+
     # Lanes.
 
     def open(self, owner: Owner, number: int = 0, state: bytes | None = None) -> Lane:
-        """Open a lane, see :meth:`Engine.open`."""
+        """Open a lane, see :meth:`Engine.open`; raise if the server is overloaded."""
+        self._admit()
         lane = Lane(owner, self.engine.open(state), number)
         self._lanes[lane.stream._slot] = lane
         return lane
@@ -178,7 +206,8 @@ class Rounds:
         """Run a round as soon as the spacing allows it."""
         if self._handle is not None or self._loop is None:
             return
-        wait = self._began + self._spacing - perf_counter()
+        self._asked = perf_counter()
+        wait = self._began + SPACING - self._asked
         if wait > 0:
             self._handle = self._loop.call_later(wait, self._round)
         else:
@@ -195,10 +224,11 @@ class Rounds:
         except Exception as error:
             self._fail(error)
             return
-        self.spent += (perf_counter() - self._began - self.spent) / 8
+        self._lag += (perf_counter() - self._asked - self._lag) / 8
         if count and (self._arrived or self.engine.has_frames) and self._handle is None:
             # What a step left over does not wait for others.
             assert self._loop is not None  # noqa: S101
+            self._asked = self._began
             self._handle = self._loop.call_soon(self._round)
 
     def _push(self) -> None:
@@ -226,10 +256,10 @@ class Rounds:
             lane.is_listed = True
             self._arrived.append(lane)
             while room:
-                part = lane.parts[0]
-                parts.append(part[:room])
-                if part.shape[0] > room:
-                    lane.parts[0] = part[room:]
+                first = lane.parts[0]
+                parts.append(first[:room])
+                if first.shape[0] > room:
+                    lane.parts[0] = first[room:]
                 else:
                     del lane.parts[0]
                 room -= parts[-1].shape[0]

@@ -61,7 +61,9 @@ class Served:
     whole sequences.
     """
 
-    def __init__(self, name: str, model: Any, **options: Any) -> None:
+    def __init__(
+        self, name: str, model: Any, *, period: float | None = None, **options: Any
+    ) -> None:
         self.name = name
         self.reason = ""
         self.run = None if isinstance(model, Engine | nn.Module | list | tuple) else model
@@ -74,7 +76,7 @@ class Served:
                     raise
                 self.reason = str(error)
         if self.engine is not None:
-            self.rounds = Rounds(self.engine)
+            self.rounds = Rounds(self.engine, period)
         self._forms: dict[Any, Columns | Binary] = {}
         # The last batch of each kind, which a request may join.
         self._batches: dict[Any, list[_Request]] = {}
@@ -192,14 +194,12 @@ class Served:
         """Return results as tensors of the Open Inference Protocol; for a run, its predictions
         too.
         """
-        shape = list(rows.shape)
-        datatype = DATATYPES[rows.dtype]
         tensors = [
             {
                 "name": "outputs",
-                "shape": shape,
-                "datatype": datatype,
-                "data": rows.flatten().tolist(),
+                "shape": list(rows.shape),
+                "datatype": DATATYPES[rows.dtype],
+                "data": self.streams.accepts.in_units(rows).flatten().tolist(),
             }
         ]
         for name, column in {} if self.run is None else self.answer(rows).items():
@@ -221,7 +221,9 @@ class Served:
         """
         self._check_options(options)
         columns = {} if self.run is None else self.streams.columns(rows, **options)
-        return {**columns, "outputs": rows.tolist()} if outputs or not columns else columns
+        if columns and not outputs:
+            return columns
+        return {**columns, "outputs": self.streams.accepts.in_units(rows).tolist()}
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         if self.run is None and options:
@@ -343,6 +345,33 @@ class Served:
             },
         }
 
+    def for_page(self) -> dict[str, Any]:
+        """Return the metadata with what a page needs to show it."""
+        metadata = self.description()
+        facts = metadata["parameters"]
+        facts["sample"] = self._sample()
+        if self.run is not None:
+            facts["targets"] = list(self.run.preprocessor.target_names or ())
+            facts["split"] = self.run.preprocessor.split
+        return metadata
+
+    def _sample(self) -> str | list[list[float]]:
+        """Return a sequence at the scale of the training data."""
+        if self.run is None or not self.run.preprocessor.is_tokens:
+            preprocess = None if self.run is None else self.run.preprocessor
+            width = math.prod(self.streams.features) if self.run is None else len(self.run.channels)
+            middle = np.array(getattr(preprocess, "mean", None) or (0.0,) * width)
+            spread = np.array(getattr(preprocess, "std", None) or (1.0,) * width)
+            steps = np.arange(max(4, min(40, 2000 // width)))[:, None]
+            waves = np.sin(steps / (3.0 + np.arange(width) % 7))
+            if width > 16:  # an element is e.g. a part of a sound
+                waves = 0.3 * np.sin((steps * width + np.arange(width)) / 9)
+            return [[float(f"{number:.4g}") for number in row] for row in middle + spread * waves]
+        words = [
+            word for word in self.run.preprocessor.vocabulary or () if not word.startswith("<")
+        ]
+        return ("" if self.run.preprocessor.split == "characters" else " ").join(words[:8])
+
     def description(self) -> dict[str, Any]:
         """Return the metadata of the Open Inference Protocol."""
         facts: dict[str, Any] = {"live": self.engine is not None, "reason": self.reason}
@@ -381,7 +410,7 @@ class Binary:
 
     def encode(self, rows: Tensor) -> Callable[[int, int], bytes]:
         """See :class:`raglane.serve.rounds.Form`."""
-        rows = rows.flatten(1)
+        rows = self._served.streams.accepts.in_units(rows).flatten(1)
         size = rows.shape[1] * rows.dtype.itemsize
         data = rows.contiguous().view(torch.uint8).numpy().tobytes()
         return lambda begin, end: data[begin * size : end * size]

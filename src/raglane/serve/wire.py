@@ -20,8 +20,8 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from raglane._utils.messages import quote, quote_all
-from raglane.serve.conversations import Conversation, error_text, short_reason
-from raglane.serve.live import code_of
+from raglane.serve.conversations import Conversation
+from raglane.serve.live import code_of, error_text, short_reason
 from raglane.serve.served import to_json
 
 log = logging.getLogger("raglane.serve")
@@ -60,7 +60,8 @@ class Socket(asyncio.Protocol):
         """Read frames."""
         conn = self._conn
         conn.receive_data(data)
-        for event in conn.events_received():
+        events: list[Any] = conn.events_received()
+        for event in events:
             if isinstance(event, Request):
                 self._greet(event)
             elif event.opcode is Opcode.BINARY and event.fin:
@@ -150,10 +151,10 @@ class Socket(asyncio.Protocol):
     # Frames.
 
     def _write(self, parts: list[bytes]) -> None:
-        for part in parts:
+        for data in parts:
             # A client that does not read gets no pongs, which would need memory.
-            if part and (self._can_write or self._conn.state is not State.OPEN):
-                self._transport.write(part)
+            if data and (self._can_write or self._conn.state is not State.OPEN):
+                self._transport.write(data)
         if self._conn.state is not State.OPEN and self._conn.handshake_exc is None:
             if self._conn.close_rcvd is not None and self._conn.close_sent is not None:
                 self._transport.close()
@@ -177,11 +178,12 @@ class Socket(asyncio.Protocol):
         self._pieces.append(event.data)
         if not event.fin:
             return
-        content: str | bytes = b"".join(self._pieces)
+        data = b"".join(self._pieces)
+        content: str | bytes = data
         self._pieces = []
         if self._is_text:
             try:
-                content = bytes(content).decode()
+                content = data.decode()
             except UnicodeDecodeError:
                 self._conn.fail(1007, "text that is not UTF-8")
                 return

@@ -109,7 +109,8 @@ def training_order(
     """Return the batch sampler of whole sequences."""
     limit = BatchLimit(sequences=settings.batch_size)
     if settings.batch_elements is not None:
-        limit = BatchLimit(elements=settings.batch_elements, too_long=settings.too_long)
+        too_long: Any = settings.too_long  # one of its choices
+        limit = BatchLimit(elements=settings.batch_elements, too_long=too_long)
     kind = EpochOrder.bucketed() if settings.bucket else EpochOrder.random()
     return BatchSampler(
         lengths,

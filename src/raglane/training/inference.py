@@ -71,6 +71,8 @@ class Predictions:
             entry is a list with a value per element. For ``forecast``, ``prediction`` is a list of
             ``horizon`` lists of ``C`` numbers in the units of the data (None for an empty
             sequence), without a probability.
+        id_names: the names of the user's columns of ids, which :meth:`named` has in place of
+            ``id``; several together are the ids of sequences.
 
     Example:
         >>> predictions = Predictions({"id": [0, 1], "prediction": ["a", "b"], "probability": [0.75, 1.0]})
@@ -86,6 +88,7 @@ class Predictions:
     """
 
     columns: dict[str, list[Any]]
+    id_names: tuple[str, ...] = ("id",)
 
     def __len__(self) -> int:
         return len(self.columns["id"])
@@ -121,8 +124,27 @@ class Predictions:
 
     def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
         """Return the table to a package that reads Arrow, such as polars or DuckDB."""
-        table = require("pyarrow", "data").table(self.columns)
+        table = require("pyarrow", "data").table(self.named())
         return table.__arrow_c_stream__(requested_schema)
+
+    def named(self) -> dict[str, list[Any]]:
+        """Return the columns as in a file: the ids have the names of the user's columns.
+
+        Example:
+            >>> Predictions({"id": ["a/u"], "prediction": [1]}, ("store", "item")).named()
+            {'store': ['a'], 'item': ['u'], 'prediction': [1]}
+        """
+        ids = self.columns["id"]
+        others = {name: column for name, column in self.columns.items() if name != "id"}
+        names = self.id_names
+        if len(names) == 1:
+            return {(names[0] if names[0] not in others else "id"): ids, **others}
+        parts = [str(name).split("/") for name in ids]
+        is_clear = all(len(each) == len(names) for each in parts)
+        if not is_clear or others.keys() & set(names):
+            return self.columns
+        split = zip(*parts, strict=True) if parts else ([] for _ in names)
+        return {**dict(zip(names, map(list, split), strict=True)), **others}
 
     def __repr__(self) -> str:
         rows = "\n".join(
@@ -138,7 +160,7 @@ class Predictions:
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        return require("pandas", "data").DataFrame(self.columns)
+        return require("pandas", "data").DataFrame(self.named())
 
 
 @dataclass(frozen=True, repr=False)
@@ -312,7 +334,8 @@ def predict(
     if task.is_per_element:
         slices = [slice(start, end) for start, end in pairwise(dataset.tensors().offsets.tolist())]
         columns = {name: [values[rows] for rows in slices] for name, values in columns.items()}
-    return Predictions({"id": ids, **columns})
+    name = records.columns.id
+    return Predictions({"id": ids, **columns}, ("id",) if name is None else tuple(name.split(",")))
 
 
 def evaluate(

@@ -288,7 +288,7 @@ class SequenceModel(nn.Module):
             out, _ = self.encoder.recurrent(self.encoder.embed(inputs))
             return self._changed(inputs, self._dropped(out).map(self.answers))
         encoded: Tensor | Ragged = self.encoder(inputs)
-        if isinstance(encoded, Tensor):
+        if not isinstance(encoded, Ragged):
             return self.answers(encoded)
         return self._changed(inputs, encoded.map(self.answers))
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,9 @@ def write_predictions(
 
 def to_bytes(predictions: Predictions, suffix: str, *, escape_formulas: bool = False) -> bytes:
     """Return predictions as the content of a file with a suffix."""
-    columns = predictions.columns
+    if suffix == ".parquet":
+        predictions = replace(predictions, columns=_one_kind(predictions.columns))
+    columns = predictions.named()
     if escape_formulas:
         columns = {
             no_formula(name): list(map(no_formula, entries)) for name, entries in columns.items()
@@ -113,7 +116,7 @@ def parquet_bytes(table: Any) -> bytes:
 def _parquet(columns: dict[str, list[Any]]) -> bytes:
     arrow = require("pyarrow", "data")
     return parquet_bytes(
-        arrow.table({name: arrow.array(values) for name, values in _one_kind(columns).items()})
+        arrow.table({name: arrow.array(values) for name, values in columns.items()})
     )
 
 

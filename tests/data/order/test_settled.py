@@ -124,7 +124,7 @@ def test_a_file_that_is_mapped_to_be_written_is_copied(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int32, np.int64, np.uint64])
 @pytest.mark.parametrize("too_long", ["drop", "chunk", "alone"])
 def test_lengths_in_blocks_are_as_a_whole(
-    monkeypatch: pytest.MonkeyPatch, dtype: Any, too_long: str
+    monkeypatch: pytest.MonkeyPatch, dtype: Any, too_long: Any
 ) -> None:
     chance = np.random.default_rng(0)
     for count in range(0, 30, 3):

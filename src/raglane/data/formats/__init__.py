@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path, PurePath
 
 from raglane._utils.checks import check_choice
 from raglane._utils.files import as_path, check_file
 from raglane._utils.messages import count_of, printable, shorten
-from raglane.data.formats import conll, csv, ipc, jsonl, npz, others, text, ts
-from raglane.data.formats.base import Format, open_error, suffix_of, unused_notes
+from raglane.data.formats import arff, conll, csv, folder, ipc, jsonl, npz, others, sheet, text, ts
+from raglane.data.formats.base import Format, Parsed, open_error, suffix_of, unused_notes
 from raglane.data.formats.pieces import ON_BAD_ROW, read_kept
-from raglane.data.records import ROLES, Columns, Records, note_empty
+from raglane.data.records import ROLES, Columns, Records, RoleNotes, note_empty
 
 __all__ = ["FORMATS", "Format", "by_suffix", "pick", "read"]
 
@@ -22,14 +23,23 @@ FORMATS: dict[str, Format] = {
     "ts": Format("ts", (".ts",), ts.read, ts.pieces),
     "parquet": Format("parquet", (".parquet", ".pq"), ipc.read_parquet, ipc.parquet_pieces, ROLES),
     "arrow": Format("arrow", _ARROW, ipc.read, ipc.pieces, ROLES),
-    "jsonl": Format("jsonl", (".jsonl", ".ndjson", ".json"), jsonl.read, jsonl.pieces, ROLES),
+    "jsonl": Format(
+        "jsonl", (".jsonl", ".ndjson", ".json"), jsonl.read, jsonl.pieces, ROLES, jsonl.parse
+    ),
     "npz": Format("npz", (".npz",), npz.read, npz.pieces, ROLES),
     "csv": Format(
-        "csv", (".csv", ".tsv", ".psv", ".tab", ".dat", ".data"), csv.read, csv.pieces, ROLES
+        "csv",
+        (".csv", ".tsv", ".psv", ".tab", ".dat", ".data"),
+        csv.read,
+        csv.pieces,
+        ROLES,
+        csv.parse,
     ),
+    "arff": Format("arff", (".arff",), arff.read, arff.pieces, ROLES),
+    "xlsx": Format("xlsx", (".xlsx", ".xlsm"), sheet.read, sheet.pieces, ROLES),
     "conll": Format("conll", conll.SUFFIXES, conll.read, conll.pieces, conll.ROLES),
     "text": Format("text", (".txt",), text.read, text.pieces),
-    "folder": Format("folder", (), text.read_folder, text.folder_pieces),
+    "folder": Format("folder", (), folder.read, folder.pieces, ROLES),
 }
 
 # The maximum length of a note in characters.
@@ -42,15 +52,21 @@ def read(
     format: str | None = None,
     *,
     on_bad_row: str = "raise",
+    parsed: dict[Path, Parsed] | None = None,
 ) -> Records:
-    """Read a file or a folder as records."""
+    """Read a file or a folder as records; ``parsed`` keeps a parsed file for the next call."""
     path = as_path(path)
     columns = Columns() if columns is None else columns
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     chosen = pick(path, format)
-    records = (
-        read_kept(chosen, path, columns) if on_bad_row == "skip" else chosen.read(path, columns)
-    )
+    if on_bad_row == "skip":
+        records = read_kept(chosen, path, columns)
+    elif parsed is None or chosen.parse is None:
+        records = chosen.read(path, columns)
+    else:
+        if path not in parsed:
+            parsed[path] = chosen.parse(path, columns)
+        records = parsed[path](columns)
     notes = [
         *records.notes,
         *unused_notes(columns, chosen.roles, f"the format {chosen.name}", records),
@@ -61,7 +77,12 @@ def read(
         notes.append(f"{count_of(repeated, 'sequence')} {verb} the id of another one")
     if columns.task == "classify" and (note := note_empty(records)):
         notes.append(note)
-    return replace(records, notes=tuple(shorten(printable(note), _NOTE) for note in notes))
+    roles = RoleNotes(*map(_printed, records.roles))
+    return replace(records, notes=_printed(notes), roles=roles)
+
+
+def _printed(notes: Iterable[str]) -> tuple[str, ...]:
+    return tuple(shorten(printable(note), _NOTE) for note in notes)
 
 
 def pick(path: Path, format: str | None = None) -> Format:

@@ -28,6 +28,10 @@ GZIP = ".gz"
 TOKEN_NAMES = ("input_ids", "token_ids", "tokens")
 
 
+Parsed = Callable[[Columns], Records]
+"""A parsed file: returns its records for the requested columns."""
+
+
 @dataclass(frozen=True)
 class Format:
     """A file format.
@@ -39,6 +43,8 @@ class Format:
             DataError.
         pieces: yields the same in pieces, from a position on.
         roles: the arguments of Columns that the format uses, a subset of ``ROLES``.
+        parse: parses a file once, and returns a function from requested columns to its records; None
+            for a format that reads only what is requested.
     """
 
     name: str
@@ -46,6 +52,7 @@ class Format:
     read: Callable[[Path, Columns], Records]
     pieces: Callable[[Path, Columns, tuple[int, ...]], Iterator[Any]]
     roles: tuple[str, ...] = ()
+    parse: Callable[[Path, Columns], Parsed] | None = None
 
 
 def data_error(path: Path, got: str, rule: str, fix: str, line: int | None = None) -> DataError:
@@ -260,6 +267,7 @@ def choose_column(
         fix = f"name one with {columns_argument(role)}"
         error = UnfitColumnError(f"{path}", got, rule, fix)
         error.candidates = tuple(candidates)
+        error.fixes = {role: candidates[0]}
         raise error
     got = f"no candidate for the {role} column among its columns ({quote_all(present) or 'none'})"
     names = f"{columns_argument('id')} and {columns_argument('features')}"
@@ -268,7 +276,9 @@ def choose_column(
         f"without labels, pass {argument('task', 'forecast')} to predict the next element"
     )
     fix = f"add one, or name it with {columns_argument(role)}; {more[role]}"
-    raise UnfitColumnError(f"{path}", got, f"data with a {kind}", fix)
+    error = UnfitColumnError(f"{path}", got, f"data with a {kind}", fix)
+    error.fixes = {"task": "forecast"} if role == "label" else {}
+    raise error
 
 
 def id_column(

@@ -28,7 +28,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -41,6 +41,7 @@ from raglane._utils.messages import argument, count_of, quote, quote_all, requir
 from raglane.data.dates import is_date
 from raglane.data.decimals import CommaColumns, Entries
 from raglane.data.formats.base import (
+    Parsed,
     check_readable,
     data_error,
     decode,
@@ -53,6 +54,7 @@ from raglane.data.formats.entries import read_columns, roles_of, row_piece
 from raglane.data.formats.grouping import is_plain
 from raglane.data.formats.layout import UTF16, Plain, plain
 from raglane.data.formats.pieces import BYTES, ROWS, Piece, Start, sift
+from raglane.data.formats.plain_csv import plain_columns
 from raglane.data.formats.short_rows import ShortRows
 from raglane.data.formats.times import joined_ids
 from raglane.data.records import Columns, Records
@@ -62,37 +64,68 @@ from raglane.data.typed import Column, Written, numbers_in
 
 def read(path: Path, columns: Columns) -> Records:
     """Read a CSV file in long form."""
-    entries, notes = _entries_of(path, columns)
-    records = read_columns(path, entries, columns)
-    return replace(records, notes=(*notes, *records.notes))
+    return parse(path, columns)(columns)
 
 
-def _entries_of(path: Path, columns: Columns) -> tuple[dict[str, Column], tuple[str, ...]]:
-    """Return the entries of each column as texts, and notes on omitted columns."""
-    content = read_bytes(path)
-    table = plain(path, io.BytesIO(content), columns)
+def parse(path: Path, columns: Columns) -> Parsed:
+    """Parse a CSV file to typed columns, once for all tasks."""
+    entries, notes = entries_of(path, columns)
+
+    def records(asked: Columns) -> Records:
+        result = read_columns(path, entries, asked)
+        return replace(result, notes=(*notes, *result.notes))
+
+    return records
+
+
+def entries_of(
+    path: Path, columns: Columns, content: bytes | None = None
+) -> tuple[dict[str, Column], tuple[str, ...]]:
+    """Return the entries of each column as texts, and notes on omitted columns; ``content`` is that
+    of the file, if it is no CSV file.
+    """
+    content = read_bytes(path) if content is None else content
+
+    def table_again() -> Plain:
+        return plain(path, io.BytesIO(content), columns)
+
+    table = table_again()
     if not content.startswith(UTF16):
         # pandas decodes the file too, but does not report the place of an invalid byte.
         decode(path, content)
-    rows = next(_parsed(path, table, columns, None))
+    plain_table = plain_columns(table.file.read(), table.mark) if table.skipped == 0 else None
+    if plain_table is not None:
+        names, typed = plain_table
+        header = _header_of(path, np.array([names], dtype=object), columns)
+        pairs = zip(header, typed, strict=True)
+        return {name: column for name, column in pairs if name}, _noted(header, table)
+    rows = next(_parsed(path, table_again(), table_again, None))
     header = _header_of(path, rows, columns)
     if len(rows) == 1:
         raise data_error(
             path, "a header and no rows", "a file with at least one sequence", "check the file"
         )
+    return _named_columns(header, rows[1:]), _noted(header, table)
+
+
+def _noted(header: list[str], table: Plain) -> tuple[str, ...]:
     nameless = header.count("")
-    notes = table.notes
-    if nameless:
-        notes = (*notes, f"left out, because they have no name: {count_of(nameless, 'column')}")
-    return _named_columns(header, rows[1:]), notes
+    if not nameless:
+        return table.notes
+    left_out = f"left out, because they have no name: {count_of(nameless, 'column')}"
+    return (*table.notes, left_out)
 
 
 def _named_columns(header: list[str], rows: Entries) -> dict[str, Column]:
     return {name: Written(rows[:, place]) for place, name in enumerate(header) if name}
 
 
-def _parsed(path: Path, table: Plain, columns: Columns, size: int | None) -> Iterator[Entries]:
-    """Yield the rows of an open file, the header first, in arrays of ``size`` rows, or in one."""
+def _parsed(
+    path: Path, table: Plain, again: Callable[[], Plain], size: int | None
+) -> Iterator[Entries]:
+    """Yield the rows of an open file, the header first, in arrays of ``size`` rows, or in one;
+    ``again`` opens it again.
+    """
     pandas = require("pandas", "data")
     mark = table.mark
     # The header is read as a row, because pandas would rename repeated and empty names, and
@@ -107,7 +140,7 @@ def _parsed(path: Path, table: Plain, columns: Columns, size: int | None) -> Ite
         True  # as in "id, time, label"; spaces in quotes are part of an entry
     )
     commas = CommaColumns()
-    short = ShortRows(lambda: plain(path, opened(path), columns))
+    short = ShortRows(again)
     try:
         with pandas.read_csv(
             table.file, sep=mark, chunksize=size or sys.maxsize, **options
@@ -192,7 +225,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
             yield from file.pieces(start[0] if start else 0)
             return
     if not start:
-        yield from column_pieces(path, _entries_of(path, columns)[0], columns)
+        yield from column_pieces(path, entries_of(path, columns)[0], columns)
 
 
 def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> Iterator[Piece]:
@@ -201,18 +234,53 @@ def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> 
     if roles.shape is not Shape.ELEMENTS:
         yield row_piece(path, table, columns, roles)
         return
-    codes = np.zeros(len(next(iter(table.values()))), dtype=np.int64)
-    has_numbers = True
-    if roles.id:
-        ids = joined_ids([table[name].words() for name in roles.id])
-        codes, different = Written(ids).codes()
-        has_numbers = all(map(is_plain, different))
+    if not roles.id:
+        count = len(next(iter(table.values())))
+        yield _series_piece(path, table, columns, roles, np.arange(count))
+        return
+    ids = joined_ids([table[name].words() for name in roles.id])
+    codes, different = Written(ids).codes()
+    has_numbers = all(map(is_plain, different))
     order = np.argsort(codes, kind="stable")
     names = list(table)
     places = tuple(map(names.index, roles.id))
     file = _File(path, names, places, columns, roles, has_numbers)
     ordered = {name: column.take(order) for name, column in table.items()}
     yield file.piece(ordered, order, len(order))
+
+
+def _series_piece(
+    path: Path,
+    table: Mapping[str, Column],
+    columns: Columns,
+    roles: Roles,
+    rows: npt.NDArray[np.int64],
+) -> Piece:
+    """Return one series as a piece; its rows can be left out one by one."""
+    facts = Facts(table)
+    words = [name for name in table if name not in roles.time and facts.share_of_words(name) > 0.5]
+    numbers = [name for name in table if name not in (*roles.time, *words)]
+    # A row by itself does not tell whether a column has numbers.
+    settled = replace(
+        columns, categorical=tuple(dict.fromkeys((*(columns.categorical or ()), *words)))
+    )
+
+    def read_rows(low: int, high: int) -> Records:
+        some = {name: column.take(slice(low, high)) for name, column in table.items()}
+        one_by_one = replace(settled, duplicate_times="keep")
+        return records_of_rows(path, some, one_by_one, roles, rows[low:high], not numbers)
+
+    def read(low: int, high: int) -> Records:  # noqa: ARG001
+        return records_of_rows(path, table, columns, roles, rows)
+
+    def without(bad: list[int]) -> Piece:
+        kept = np.delete(np.arange(len(rows)), bad)
+        some = {name: column.take(kept) for name, column in table.items()}
+        return _series_piece(path, some, columns, roles, rows[kept])
+
+    end = (len(rows),)
+    elements = Piece(len(rows), read_rows, end, lambda row: f"data row {rows[row]}")
+    return Piece(1, read, end, lambda _: "the series", elements, without)
 
 
 @dataclass(frozen=True)
@@ -239,14 +307,12 @@ class _File:
 
     def piece(self, table: Mapping[str, Column], numbers: npt.NDArray[np.int64], end: int) -> Piece:
         """Return a piece of whole sequences; ``numbers`` are those of the rows in the file."""
-        names = [self.header[place] for place in self.places]
-        ids = joined_ids([table[name].words() for name in names]) if names else None
-        starts = np.zeros(1, dtype=np.int64) if ids is None else _run_starts(ids)
+        ids = joined_ids([table[self.header[place]].words() for place in self.places])
+        starts = _run_starts(ids)
         bounds = np.append(starts, len(numbers))
 
         def place(row: int) -> str:
-            name = "" if ids is None else f" (id {quote(ids[starts[row]])})"
-            return f"data row {numbers[starts[row]]}{name}"
+            return f"data row {numbers[starts[row]]} (id {quote(ids[starts[row]])})"
 
         def read(low: int, high: int) -> Records:
             here = slice(int(bounds[low]), int(bounds[high]))
@@ -269,7 +335,8 @@ class _File:
 def _chunks(path: Path, columns: Columns) -> Iterator[Entries]:
     """Yield the rows of a file in chunks, the header first."""
     with opened(path) as file:
-        yield from _parsed(path, plain(path, file, columns), columns, ROWS)
+        table = plain(path, file, columns)
+        yield from _parsed(path, table, lambda: plain(path, opened(path), columns), ROWS)
 
 
 def _whole_sequences(

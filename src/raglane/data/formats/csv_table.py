@@ -20,6 +20,7 @@ from raglane.data.formats.base import (
     columns_argument,
     data_error,
     empty_label,
+    refused,
 )
 from raglane.data.formats.grouping import (
     MISSING_WORDS,
@@ -35,11 +36,12 @@ from raglane.data.records import (
     Columns,
     Feature,
     Records,
+    RoleNotes,
     Targets,
     as_float32,
     place_of,
 )
-from raglane.data.roles import Facts, Roles
+from raglane.data.roles import Facts, Refusal, Roles
 from raglane.data.roles.rules import NO_TIME, ROLE_NAMES, TIME_NAMES, option
 from raglane.data.typed import Bools, Column, Integers, Written
 from raglane.errors import UnfitColumnError
@@ -68,18 +70,8 @@ def records_of_rows(
     label, notes = _choose_label(table, columns, free)
     features = list(named)
     if not features:
-        free, dated = _without_dates(table, columns, free)
-        notes = (*notes, *dated)
-        labels = [
-            name
-            for each in (label, columns.label)
-            if each is not None
-            for name in table.label_columns(each)
-        ]
-        features = [name for name in free if name not in labels]
-        if not columns.wants_labels:
-            features, left_out = _without_words(table, features)
-            notes = (*notes, *left_out)
+        features, left_out = _free_features(table, columns, free, label)
+        notes = (*notes, *left_out)
     values, channels, more, feature_notes = _features(table, features, columns, is_tokens)
     more = (*more, *(_static_feature(table, name, columns) for name in static))
     if columns.time_gaps:
@@ -101,10 +93,14 @@ def records_of_rows(
         if targets is None or not targets.ordered
         else columns.label_split or "characters",
     )
+    about = (*notes, *feature_notes)
+    if columns.wants_labels and columns.label is not None:
+        about = (f"label column: {quote(columns.label)} (named)", *about)
     notes = (*filter(None, [roles.time_note]), *table.notes, *notes, *feature_notes)
-    return Records(
+    records = Records(
         values, table.offsets, table.ids, classes, tags, channels, path, notes, used, targets, more
     )
+    return replace(records, roles=RoleNotes(roles.notes, about))
 
 
 def _choose_label(
@@ -184,6 +180,20 @@ def _check_one_label(table: SortedRows, name: str) -> None:
         table.check(differs, name, rule, fix, "the label {}", after)
 
 
+def _free_features(
+    table: SortedRows, columns: Columns, free: list[str], label: str | None
+) -> tuple[list[str], tuple[str, ...]]:
+    """Return the columns without another role, and notes on what is left out."""
+    free, dated = _without_dates(table, columns, free)
+    each = (label, columns.label)
+    labels = [name for names in each if names is not None for name in table.label_columns(names)]
+    features = [name for name in free if name not in labels]
+    if columns.wants_labels:
+        return features, dated
+    features, words = _without_words(table, features)
+    return features, (*dated, *words)
+
+
 def _marked(column: Column, odd: Bools) -> list[str]:
     """Return the entries that are no numbers, with the decimal marks of a CSV file."""
     entries = column.entries if isinstance(column, Written) else column.words()
@@ -227,9 +237,12 @@ def _features(
     """
     if not names:
         fix = f"add one, or name it with {columns_argument('features')}"
-        raise data_error(
-            table.path, "no feature column", "a file with at least one feature column", fix
-        )
+        rule = "a file with at least one feature column"
+        fixes = {}
+        if columns.task != "forecast":
+            fix = f"{fix}; without labels, pass {argument('task', 'forecast')}"
+            fixes = {"task": "forecast"}
+        raise refused(table.path, Refusal("no feature column", rule, fix, fixes))
     numbers: dict[str, npt.NDArray[np.float32]] = {}
     words: list[str] = []
     for name in names:

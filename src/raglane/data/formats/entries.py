@@ -6,7 +6,7 @@ A row is an element, a sequence with a column per step, or a text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -28,8 +28,15 @@ from raglane.data.padding import note_padding
 from raglane.data.records import Columns, Records
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide
 from raglane.data.roles.decide import TEXT_NAMES
-from raglane.data.roles.rules import PERIOD_NAMES, ROLE_NAMES, ROW_ID_NAMES, TIME_NAMES, parts_of
-from raglane.data.roles.steps import NUMBERED, Steps, steps_of
+from raglane.data.roles.rules import (
+    PERIOD_NAMES,
+    ROLE_NAMES,
+    ROW_ID_NAMES,
+    TIME_NAMES,
+    option,
+    parts_of,
+)
+from raglane.data.roles.steps import NO_STEPS, NUMBERED, Steps, steps_of
 from raglane.data.typed import Column, Typed, Written, is_bytes
 from raglane.errors import UnfitColumnError
 from raglane.tasks import TASKS
@@ -96,18 +103,7 @@ def element_columns(path: Path, schema: Any, load: Load, columns: Columns) -> li
     if columns.sequence is not None or any(map(is_list, kinds.values())):
         return []
     texts = {name for name in names if is_text(kinds[name])}
-    # A forecast needs no id, and times of JSON are texts.
-    times = {
-        name
-        for name in texts
-        if columns.task == "forecast" and name.lower() in (*TIME_NAMES, *PERIOD_NAMES)
-    }
-    if (
-        columns.wide
-        or (columns.time is not None and set(parts_of(columns.time, kinds)) <= set(kinds))
-        or set(columns.features or ()) & set(kinds) - texts
-        or texts == times
-    ):
+    if _are_rows_named(kinds, columns, texts):
         return names
     # Texts called "sequence" are sequences, such as those of genes.
     eligible = [name for name in names if name not in texts or name.lower() != "sequence"]
@@ -125,6 +121,12 @@ def element_columns(path: Path, schema: Any, load: Load, columns: Columns) -> li
         and not any(_are_sentences(load([own])) for own in documents)
     ):
         return names
+    if columns.task == "forecast" and name is None and texts < set(names):
+        # Texts with numbers and times may be the ids of series.
+        decision = decide(Facts(_typed(path, load(names))), columns)
+        is_panel = isinstance(decision, Refusal) and "id" in decision.fixes
+        if is_panel or (isinstance(decision, Roles) and decision.shape is Shape.ELEMENTS):
+            return names
     # Without three numbered columns, the table need not be read, and may have bytes.
     is_step = sum(map(bool, map(NUMBERED.fullmatch, names))) > 2
     with suppress(UnfitColumnError):
@@ -137,6 +139,17 @@ def element_columns(path: Path, schema: Any, load: Load, columns: Columns) -> li
         return []
     facts = Facts(_typed(path, load(names)))
     return names if steps_of(facts, columns, () if name is None else (name,)).columns else []
+
+
+def _are_rows_named(kinds: Mapping[str, Any], columns: Columns, texts: set[str]) -> bool:
+    """Return True if options, or the lack of texts, tell that rows are no whole sequences."""
+    # A forecast needs no id, and times of JSON are texts.
+    usual = (*TIME_NAMES, *PERIOD_NAMES) if columns.task == "forecast" else ()
+    times = {name for name in texts if name.lower() in usual}
+    ids = parts_of(columns.id, kinds) if columns.id is not None else ()
+    has_time = columns.time is not None and set(parts_of(columns.time, kinds)) <= set(kinds)
+    has_features = bool(set(columns.features or ()) & set(kinds) - texts)
+    return columns.wide or has_time or has_features or texts == times or len(ids) > 1
 
 
 def columns_of(path: Path, schema: Any, load: Load, columns: Columns) -> dict[str, Column] | None:
@@ -180,45 +193,67 @@ def _wide_rows(
     row are no steps.
     """
     steps = roles.steps
-    short = note_ends(table)
+    notes = note_ends(table)
     table = {name: _with_ends(column) for name, column in table.items()}
-    facts = Facts(table)
-    if roles.id and not facts.is_unique(*roles.id):
-        names = [" ".join(row) for row in zip(*(table[id].words() for id in roles.id), strict=True)]
-        twice = Counter(names).most_common(1)[0][0]
-        leave = f"leave {argument('wide', value=True, of='Columns')} out"
-        fix = f"remove a row, or rename it; if a row is an element, {leave}"
-        raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
-    filled = np.stack(
-        [_are_filled(table, names, columns) for names in zip(*steps.columns, strict=True)], axis=1
-    )
+    _check_row_ids(path, table, roles)
+    filled = _are_filled(table, steps, columns)
     count, width = filled.shape
     lengths = np.maximum(np.where(filled.any(1), width - filled[:, ::-1].argmax(1), 0), 1)
     rows = np.repeat(np.arange(count), lengths)
     inside = np.arange(width) < lengths[:, None]
-    short += _note_words(table, steps, inside)
-    long: dict[str, Column] = {}
-    id_names = roles.id or ("id",)
+    notes += _note_words(table, steps, inside)
     numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
-    for name in id_names:
-        long[name] = table[name].take(rows) if roles.id else Written(numbers[rows])
-    values = []
-    for label, parts in zip(steps.channels, steps.columns, strict=True):
-        span = f"{parts[0]} to {parts[-1]}"
-        value = label or (f"steps from {parts[0]}" if steps.are_numbered else span)
-        values.append(value)
-        entries = np.stack([_entries(table[part]) for part in parts], axis=1)
-        long[value] = Written(entries[inside])
-    others = [name for name in table if name not in (*steps.names, *roles.id)]
-    long |= {name: table[name].take(rows) for name in others}
-    starts = tuple(names[0] for names in steps.columns)
-    named = starts if steps.are_numbered else steps.names
-    inner = replace(roles, shape=Shape.ELEMENTS, id=id_names, steps=Steps())
+    ids: dict[str, Column] = {name: table[name] for name in roles.id}
+    ids = ids or {"id": Written(numbers)}
+    values = _values(table, steps, inside)
+    used_names = (*steps.names, *roles.id)
+    others = {name: column for name, column in table.items() if name not in used_names}
+    long = {name: column.take(rows) for name, column in ids.items()} | values
+    long |= {name: column.take(rows) for name, column in others.items()}
+    inner = replace(roles, shape=Shape.ELEMENTS, id=tuple(ids), steps=NO_STEPS)
     asked = replace(columns, features=tuple(values), time=None)
     records = records_of_rows(path, long, asked, inner, rows + first)
-    used = replace(records.columns, features=named, time=columns.time, id=columns.id, wide=True)
-    notes = (*filter(None, [roles.id_note]), roles.note, *short, *records.notes)
-    return replace(records, notes=notes, columns=used)
+    starts = tuple(names[0] for names in steps.columns)
+    features = starts if steps.are_numbered else steps.names
+    used = replace(records.columns, features=features, time=columns.time, id=columns.id, wide=True)
+    notes += _note_unused(others, records.columns, count)
+    notes = [*filter(None, [roles.id_note]), roles.note, *notes, *records.notes]
+    about = records.roles._replace(rows=roles.notes)
+    return replace(records, notes=tuple(notes), columns=used, roles=about)
+
+
+def _note_unused(names: Iterable[str], columns: Columns, count: int) -> list[str]:
+    """Return the note about columns of rows that are sequences which have no role."""
+    labels = parts_of(columns.label, names) if columns.label is not None else ()
+    roles = (*labels, *(columns.static or ()), columns.sequence)
+    unused = [name for name in names if name not in roles]
+    if not unused:
+        return []
+    more = option("static")
+    return [f"left out, since no role fits: {', '.join(unused)} ({count:,} rows; {more} names one)"]
+
+
+def _check_row_ids(path: Path, table: Mapping[str, Column], roles: Roles) -> None:
+    """Raise a DataError if two rows have one id."""
+    if not roles.id or Facts(table).is_unique(*roles.id):
+        return
+    names = [" ".join(row) for row in zip(*(table[id].words() for id in roles.id), strict=True)]
+    twice = Counter(names).most_common(1)[0][0]
+    leave = f"leave {argument('wide', value=True, of='Columns')} out"
+    fix = f"remove a row, or rename it; if a row is an element, {leave}"
+    raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
+
+
+def _values(
+    table: Mapping[str, Column], steps: Steps, inside: npt.NDArray[np.bool_]
+) -> dict[str, Column]:
+    """Return the entries of the steps that are elements, a column per channel."""
+    values: dict[str, Column] = {}
+    for channel, names in zip(steps.channels, steps.columns, strict=True):
+        name = f"steps from {names[0]}" if steps.are_numbered else f"{names[0]} to {names[-1]}"
+        entries = np.stack([_entries(table[name]) for name in names], axis=1)
+        values[channel or name] = Written(entries[inside])
+    return values
 
 
 def _with_ends(column: Column) -> Column:
@@ -243,17 +278,21 @@ def _note_words(
 
 
 def _are_filled(
-    table: Mapping[str, Column], names: tuple[str, ...], columns: Columns
+    table: Mapping[str, Column], steps: Steps, columns: Columns
 ) -> npt.NDArray[np.bool_]:
-    """Return in which rows a step is an element: not missing in all of its channels."""
-    filled = np.zeros(len(table[names[0]]), dtype=np.bool_)
-    for name in names:
-        numbers, odd = table[name].numbers()
-        is_blank = (
-            _entries(table[name]) == "" if columns.keep_trailing else np.isnan(numbers) & ~odd
-        )
-        filled |= ~is_blank
-    return filled
+    """Return ``(rows, steps)``: where a step is not missing in all of its channels."""
+    filled = [
+        np.any([_is_filled(table[name], columns) for name in names], axis=0)
+        for names in zip(*steps.columns, strict=True)
+    ]
+    return np.stack(filled, axis=1)
+
+
+def _is_filled(column: Column, columns: Columns) -> npt.NDArray[np.bool_]:
+    if columns.keep_trailing:
+        return np.asarray(_entries(column) != "", dtype=np.bool_)
+    numbers, odd = column.numbers()
+    return odd | ~np.isnan(numbers)
 
 
 def _whole_rows(
@@ -288,7 +327,9 @@ def _whole_rows(
     chosen = choose(path, texts.schema, columns)
     records = records_of(path, texts.select(chosen.names), chosen, columns, first=first)
     note = f"each row is a sequence, the text of {quote(chosen.sequence)}"
-    notes = (note, *filter(None, [roles.note]), *records.notes)
+    free = [name for name in entries if name != chosen.id]
+    unused = _note_unused(free, records.columns, len(records))
+    notes = (note, *filter(None, [roles.note]), *records.notes, *unused)
     return replace(records, notes=notes, label_kinds=None)
 
 

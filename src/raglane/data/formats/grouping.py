@@ -77,7 +77,7 @@ class SortedRows:
         """Return the columns of a label: the column of this name, or else its parts between
         commas.
         """
-        return [label] if label in self.columns else [part.strip() for part in label.split(",")]
+        return [label] if label in self.columns else [name.strip() for name in label.split(",")]
 
 
 def joined_columns(
@@ -89,7 +89,7 @@ def joined_columns(
     for parts, is_id in ((roles.id, True), (roles.time, False)):
         name = ",".join(parts) or None
         if len(parts) > 1:
-            words = [columns.pop(part).words() for part in parts]
+            words = [columns.pop(name).words() for name in parts]
             text = (
                 joined_ids(words)
                 if is_id
@@ -115,6 +115,7 @@ def grouped(
     ids = np.array(["0"], dtype=object)
     if id_name is not None:
         codes, ids = joined[id_name].codes()
+        _check_joined(path, table, roles, len(ids))
         _check_ids(path, joined[id_name], ids, codes, id_name, rows)
     times = (
         np.arange(len(rows)) if time is None else _times(path, joined[time], time, rows, columns)
@@ -125,7 +126,8 @@ def grouped(
         tuple(map(int, words)) if all(map(is_plain, words)) else tuple(words)
     )
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
-    sorted_columns = {name: column.take(order) for name, column in joined.items()}
+    is_sorted = bool((order == np.arange(len(order))).all())
+    sorted_columns = joined if is_sorted else _taken(joined, order)
     result = SortedRows(path, sorted_columns, rows[order], offsets, names, time, times[order])
     if time is None:
         return replace(result, notes=_unused(columns))
@@ -141,6 +143,17 @@ def _unused(columns: Columns) -> tuple[str, ...]:
     if not names:
         return ()
     return (f"not used, since there is no time column: {', '.join(map(columns_argument, names))}",)
+
+
+def _taken(table: Mapping[str, Column], rows: Integers) -> dict[str, Column]:
+    return {name: column.take(rows) for name, column in table.items()}
+
+
+def _check_joined(path: Path, table: Mapping[str, Column], roles: Roles, count: int) -> None:
+    """Raise a DataError if different ids of several columns are one when they are joined."""
+    if len(roles.id) > 1 and Facts(table).different(*roles.id) != count:
+        got = f"ids of {', '.join(map(quote, roles.id))} that are alike with / between them"
+        raise data_error(path, got, "a file whose ids differ", "make one column of them")
 
 
 def _check_ids(
@@ -225,7 +238,7 @@ def _refused_repeats(
     got = f"{first}, as {int(again.sum()):,} of {len(table.rows):,} rows repeat one"
     rule = "a file with one row per time in a sequence"
     keep = f"{option('duplicate_times', 'keep')} keeps them, mean or first merges them"
-    keys = series_columns(facts, columns, *roles.time, known=roles.id)
+    keys = series_columns(facts, columns, *roles.time, named=roles.id)
     if keys:
         ids = ",".join(keys[0])
         fix = f"name the ids of the series with {option('id', ids)}, with which no time repeats"
@@ -257,9 +270,9 @@ def _gap_notes(table: SortedRows, columns: Columns) -> tuple[str, ...]:
         return ()
     count, row, step = gaps
     gap_option = argument("time_gaps", value=True, of="Columns")
-    place = f"the first before {table.place(row)}"
-    where = f"{count_of(count, 'gap')} in steps of {in_words(step)}, {place}"
-    return (f"{where}; {gap_option} makes the time between rows a feature",)
+    where = f"the first before {table.place(row)}"
+    gaps_text = f"{count_of(count, 'gap')} in steps of {in_words(step)}, {where}"
+    return (f"{gaps_text}; {gap_option} makes the time between rows a feature",)
 
 
 def refuse_spaces(path: Path, words: set[str], name: str) -> None:
@@ -287,10 +300,22 @@ def check_header_once(
     """Raise a DataError for a row that repeats the header, which happens if files were
     concatenated.
     """
-    has_words = numbers_in(np.array(list(table), dtype=object))[1].any()
-    if not has_words or not all(isinstance(column, Written) for column in table.values()):
+    is_word = numbers_in(np.array(list(table), dtype=object))[1]
+    if not is_word.any():
         return
-    again = np.logical_and.reduce([column.words() == name for name, column in table.items()])
-    if again.any():
-        got = f"the header again in data row {rows[int(again.argmax())]}"
-        raise data_error(path, got, "a file with one header", "remove the row")
+    name = list(table)[int(is_word.argmax())]
+    for row in np.flatnonzero(_equals(table[name], name)).tolist():
+        if all(column.text(row) == header for header, column in table.items()):
+            got = f"the header again in data row {rows[row]}"
+            raise data_error(path, got, "a file with one header", "remove the row")
+
+
+def _equals(column: Column, text: str) -> Bools:
+    """Return which entries are a text, which is no number."""
+    if isinstance(column, Written):
+        return np.asarray(column.entries == text, dtype=np.bool_)
+    odd = column.numbers()[1]
+    if not odd.any():
+        return odd
+    codes, different = column.codes()
+    return np.asarray(different == text, dtype=np.bool_)[codes]

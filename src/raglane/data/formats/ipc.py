@@ -249,6 +249,15 @@ def parquet_file(path: Path, source: Any, **options: Any) -> Any:
     return file
 
 
+def whole_table(path: Path) -> Any:
+    """Return all columns of an Arrow or Parquet file."""
+    if not path.suffix.lower().startswith(".p"):
+        return table_of(path)
+    check_readable(path)
+    with readable(path, "Parquet"), parquet_file(path, path) as file:
+        return file.read()
+
+
 def read_parquet(path: Path, columns: Columns) -> Records:
     """Read the used columns of a Parquet file."""
     # pyarrow raises the same errors for missing and damaged files.

@@ -1,5 +1,5 @@
-"""JSON lines, or an array in JSON: objects with a list or a text under one key, and a label under
-another.
+"""JSON lines, an array in JSON, or one object with all rows: objects with a list or a text under one
+key, and a label under another.
 
 Numbers are those of Python's ``json``. Errors are: a whole number beyond 64 bits (write ``1e30``,
 or a string for a name), lists or objects nested more deeply than a sequence can be, and a key that
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -23,7 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
-from raglane.data.formats.base import columns_argument, data_error, decode, has_utf8, read_bytes
+from raglane.data.formats.base import (
+    Parsed,
+    columns_argument,
+    data_error,
+    decode,
+    has_utf8,
+    read_bytes,
+)
+from raglane.data.formats.documents import is_document, rows_in
 from raglane.data.formats.entries import element_columns, read_table
 from raglane.data.formats.pieces import Line, Piece, Start, line_pieces, lines_of
 from raglane.data.formats.table import Chosen, choose, records_of
@@ -49,10 +57,30 @@ _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 def read(path: Path, columns: Columns) -> Records:
     """Read a file of JSON lines."""
+    return parse(path, columns)(columns)
+
+
+def parse(path: Path, columns: Columns) -> Parsed:  # noqa: ARG001
+    """Parse a file of JSON lines, once for all tasks."""
     text = decode(path, read_bytes(path))
-    rows = _array(path, text) if text.lstrip().startswith("[") else enumerate(text.split("\n"), 1)
-    table, lines = _table(path, [(number, row) for number, row in rows if row.strip()], columns)
-    return read_table(path, table.schema, table.select, columns, lines)
+    is_array = text.lstrip().startswith("[")
+    objects: dict[tuple[int, str], dict[str, Any]] = {}
+
+    def records(asked: Columns) -> Records:
+        rows = _array(path, text) if is_array else _objects(path, text, asked)
+        texts = [(number, row) for number, row in rows if row.strip()]
+        table, lines = _table(path, texts, asked, objects=objects)
+        return read_table(path, table.schema, table.select, asked, lines)
+
+    return records
+
+
+def _objects(path: Path, text: str, columns: Columns) -> Iterator[tuple[int, str]]:
+    """Yield the rows of one object, numbered from 1, or the lines."""
+    lines = text.split("\n")
+    first = list(islice(filter(str.strip, lines), 2))
+    rows = rows_in(path, text, columns) if is_document(first) else None
+    return enumerate(lines if rows is None else rows, 1)
 
 
 def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
@@ -73,29 +101,34 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
     if _begins_with_elements(path, columns):
         rule = "a file whose rows are sequences, in order to be read in pieces"
         raise data_error(path, "a row per element", rule, "write the rows as Parquet or CSV")
-    yield from line_pieces(_lines(path, start), records)
+    yield from line_pieces(_lines(path, columns, start), records)
 
 
-def _lines(path: Path, start: Start = ()) -> Iterator[Line]:
-    """Yield the lines with an object, or the entries of an array."""
-    if any(line.content.lstrip().startswith(b"[") for line in islice(lines_of(path), 1)):
-        rows = enumerate(_array(path, decode(path, read_bytes(path))), 1)
-        return (
-            Line(number, row.encode(), end)
-            for end, (number, row) in rows
-            if not start or end > start[0]
-        )
-    return lines_of(path, start)
+def _lines(path: Path, columns: Columns, start: Start = ()) -> Iterator[Line]:
+    """Yield the lines with an object, or the entries of an array or of one object."""
+    first = [line.content.decode(errors="replace") for line in islice(lines_of(path), 2)]
+    rows: Iterable[tuple[int, str]] | None = None
+    if first and first[0].lstrip().startswith("["):
+        rows = _array(path, decode(path, read_bytes(path)))
+    elif is_document(first) and (texts := rows_in(path, decode(path, read_bytes(path)), columns)):
+        rows = enumerate(texts, 1)
+    if rows is None:
+        return lines_of(path, start)
+    return (
+        Line(number, row.encode(), end)
+        for end, (number, row) in enumerate(rows, 1)
+        if not start or end > start[0]
+    )
 
 
 def _begins_with_elements(path: Path, columns: Columns) -> bool:
     """Return True if the first rows are elements."""
-    if any(_LIST.search(line.content) for line in islice(_lines(path), 1)):
+    if any(_LIST.search(line.content) for line in islice(_lines(path, columns), 1)):
         return False
     with suppress(DataError):  # of a bad row, which is found again
         texts = [
             (line.number, decode(path, line.content, line.number))
-            for line in islice(_lines(path), _FIRST)
+            for line in islice(_lines(path, columns), _FIRST)
         ]
         table, _ = _table(path, texts, columns)
         return bool(element_columns(path, table.schema, table.select, columns))
@@ -142,14 +175,22 @@ def _blank(text: str, place: int) -> int:
 
 
 def _table(
-    path: Path, texts: Sequence[tuple[int, str]], columns: Columns, required: Sequence[str] = ()
+    path: Path,
+    texts: Sequence[tuple[int, str]],
+    columns: Columns,
+    required: Sequence[str] = (),
+    objects: dict[tuple[int, str], dict[str, Any]] | None = None,
 ) -> tuple[Any, npt.NDArray[np.int64]]:
     """Return lines as a ``pyarrow.Table``, with a column per key and required name, and the line of
-    each row.
+    each row; ``objects`` keeps the parsed lines for the next call.
     """
     arrow = require("pyarrow", "data")
     decoder = json.JSONDecoder(object_pairs_hook=_object)
-    rows = [_row(path, decoder, line.strip(), number) for number, line in texts]
+    parsed = {} if objects is None else objects
+    for number, line in texts:
+        if (number, line) not in parsed:
+            parsed[number, line] = _row(path, decoder, line.strip(), number)
+    rows = [parsed[text] for text in texts]
     lines = [number for number, _ in texts]
     names = list(dict.fromkeys([*required, *(name for row in rows for name in row)]))
     _check_sparse(path, rows, names)

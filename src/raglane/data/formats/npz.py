@@ -44,7 +44,7 @@ def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
 
 def _table(path: Path) -> Any:
     """Return the arrays as a ``pyarrow.Table`` with a row per sequence."""
-    arrays = _arrays(path)
+    arrays = arrays_of(path)
     name = "offsets" if "offsets" in arrays else "lengths"
     offsets = given = arrays.pop(name, None)
     if given is not None:
@@ -70,7 +70,7 @@ def _table(path: Path) -> Any:
     rows = len(next(iter(arrays.values()), ())) if offsets is None else len(offsets) - 1
     for name, array in arrays.items():
         if offsets is not None and len(array) == offsets[-1]:
-            columns[name] = _lists(offsets, _lists_of(array))
+            columns[name] = lists(offsets, array)
         elif len(array) == rows:
             columns[name] = _lists_of(array)
         else:
@@ -83,7 +83,7 @@ def _table(path: Path) -> Any:
     return require("pyarrow", "data").table(columns)
 
 
-def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
+def arrays_of(path: Path) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a file by name."""
     if not (content := read_bytes(path)).startswith(
         b"PK"
@@ -121,6 +121,22 @@ def _arrays(path: Path) -> dict[str, npt.NDArray[Any]]:
             got = f"an array {quote(name)} of {array.dtype} and shape {array.shape}"
             raise data_error(path, got, rule, "leave it out")
     return arrays
+
+
+def array_of(path: Path) -> npt.NDArray[Any]:
+    """Return the array of a ``.npy`` file."""
+    try:
+        array: npt.NDArray[Any] = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        got = f"no readable array ({' '.join(str(error).split()).rstrip('.')})"
+        rule = "a file of numpy.save, without objects"
+        raise data_error(path, got, rule, "write it again") from error
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def lists(offsets: npt.NDArray[Any], array: npt.NDArray[Any]) -> Any:
+    """Return a column of lists: the rows of an array between offsets."""
+    return _lists(offsets, _lists_of(array))
 
 
 def _lists_of(array: npt.NDArray[Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -46,6 +47,9 @@ class Piece:
     end: Start
     # Describes a row in messages.
     place: Callable[[int], str] = field(repr=False)
+    # The elements of a piece of one sequence, each as a sequence, and the piece without some.
+    elements: Piece | None = field(default=None, repr=False)
+    without: Callable[[list[int]], Piece] | None = field(default=None, repr=False)
 
 
 def sift(
@@ -53,9 +57,10 @@ def sift(
     bad: list[Skipped] | None,
     check: Callable[[Records], Records] = lambda records: records,
     location: str = "",
+    numbers: list[int] | None = None,
 ) -> Iterator[Records]:
-    """Parse a piece; append its bad rows to ``bad`` and yield the records of the others, or raise
-    if ``bad`` is None.
+    """Parse a piece; append its bad rows to ``bad``, and to ``numbers``, and yield the records of
+    the others, or raise if ``bad`` is None.
 
     A DataError of ``check`` makes rows bad too.
     """
@@ -71,6 +76,8 @@ def sift(
                 raise
             if end - start == 1:
                 bad.append(Skipped(location, piece.place(start), str(error)))
+                if numbers is not None:
+                    numbers.append(start)
                 if not has_good and len(bad) == _MOST_BAD:
                     raise
                 continue
@@ -79,6 +86,15 @@ def sift(
         else:
             has_good = True
             yield records
+
+
+def without_bad_elements(piece: Piece, bad: list[Skipped] | None, location: str) -> Piece:
+    """Return a piece of one sequence without its bad elements, which are appended to ``bad``."""
+    if bad is None or piece.elements is None or piece.without is None:
+        return piece
+    numbers: list[int] = []
+    deque(sift(piece.elements, bad, location=location, numbers=numbers), maxlen=0)
+    return piece.without(numbers)
 
 
 @dataclass(frozen=True)
@@ -210,6 +226,8 @@ def read_kept(format: Format, path: Path, columns: Columns) -> Records:
     kept: list[Records] = []
     for piece in format.pieces(path, columns, ()):
         bad: list[Skipped] = []
+        rows = piece.count if piece.elements is None else piece.elements.count
+        piece = without_bad_elements(piece, bad, str(path))
         kept += sift(_numbered(piece, count), bad, alike.checked, str(path))
         layouts = [] if count else [Layout.of(part) for part in kept]
         if not kept or (
@@ -219,7 +237,7 @@ def read_kept(format: Format, path: Path, columns: Columns) -> Records:
             # rows.
             raise first
         skipped += bad
-        count += piece.count
+        count += rows
     if not skipped:
         raise first
     note = f"rows left out, because they break a rule: {len(skipped):,} of {count:,}; the first: {skipped[0].place}"

@@ -57,7 +57,7 @@ from raglane.data.formats.base import (
     takes_tokens,
 )
 from raglane.data.padding import without_padding
-from raglane.data.records import LISTS, Columns, Feature, Records, as_float32
+from raglane.data.records import LISTS, Columns, Feature, Records, RoleNotes, as_float32
 from raglane.data.roles.rules import ID_NAMES, ROLE_NAMES, TIME_NAMES
 from raglane.tasks import TASKS
 
@@ -78,6 +78,17 @@ class Chosen:
         """Each column once."""
         every = (self.sequence, self.label, self.id, *self.features, *self.static)
         return list({name: None for name in every if name is not None})
+
+    @property
+    def roles(self) -> RoleNotes:
+        """Which column is what, in words."""
+        named = [
+            f"{role} column: {quote(name)} (named)"
+            for role, name in (("sequence", self.sequence), ("label", self.label), ("id", self.id))
+            if name is not None
+            and not any(note.startswith(f"{role} column") for note in self.notes)
+        ]
+        return RoleNotes(("each row is a sequence",), (*named, *self.notes))
 
     def label_kinds(self, schema: Any, task: str) -> tuple[str, ...]:
         """Return the kinds of the labels of a table with this ``pyarrow.Schema``; () without
@@ -241,6 +252,7 @@ def records_of(
         targets,
         features,
         label_kinds=kinds,
+        roles=chosen.roles,
     )
     return without_padding(records)
 

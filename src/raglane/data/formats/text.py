@@ -32,7 +32,7 @@ from raglane.data.splitting import split_texts
 _TASKS = ("classify", "forecast", "language")
 
 # Explicit names, because a class may have a name in capitals.
-_ABOUT = (
+ABOUT = (
     "README",
     "SOURCE",
     "SOURCES",
@@ -176,7 +176,7 @@ def _texts_in(path: Path) -> tuple[list[Path], list[str]]:
         for entry in entries
         if entry.suffix == ".txt"
         and not entry.name.startswith(".")
-        and entry.stem not in _ABOUT
+        and entry.stem not in ABOUT
         and not entry.is_dir()
     ]
     if not texts:

@@ -330,11 +330,9 @@ def _limit_of(batch_size: Any, elements: Any, padded: Any, too_long: Any) -> Bat
     if not chosen:
         rule = "a whole number, without max_elements and max_padded"
         raise ArgumentError("batch_size", "None", rule, "pass e.g. batch_size=32")
+    treatment: Any = check_choice("too_long", too_long, TOO_LONG)
     return BatchLimit(
-        chosen.get("batch_size"),
-        chosen.get("max_elements"),
-        chosen.get("max_padded"),
-        check_choice("too_long", too_long, TOO_LONG),
+        chosen.get("batch_size"), chosen.get("max_elements"), chosen.get("max_padded"), treatment
     )
 
 

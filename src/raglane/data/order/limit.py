@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -57,7 +57,7 @@ class BatchLimit:
     sequences: int | None = None
     elements: int | None = None
     padded: int | None = None
-    too_long: str = "raise"
+    too_long: Literal["raise", "drop", "chunk", "alone"] = "raise"
 
     def __post_init__(self) -> None:
         for name in ("sequences", "elements", "padded"):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from raglane._utils.messages import quote, quote_all
+from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.records import Columns
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.rules import (
@@ -18,7 +18,7 @@ from raglane.data.roles.rules import (
     option,
     time_rules,
 )
-from raglane.data.roles.steps import NO_STEPS, Steps, described, row_id, steps_of
+from raglane.data.roles.steps import NO_STEPS, Steps, described, row_id, steps_of, unused_steps
 from raglane.tasks import TASKS
 
 # Names of a column of texts in a file without ids.
@@ -32,7 +32,7 @@ _TARGET_NAMES = (
 
 
 class Shape(StrEnum):
-    """What a row of a table is."""
+    """The kinds of rows."""
 
     ELEMENTS = "an element"
     STEPS = "a sequence, with a column per step"
@@ -59,8 +59,11 @@ class Roles:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes, each one line."""
-        return tuple(filter(None, (self.id_note, self.note, self.time_note)))
+        """The notes about the rows, each one line."""
+        ids = self.id_note
+        if self.id and not ids:
+            ids = f"id column: {', '.join(map(quote, self.id))} (named)"
+        return tuple(filter(None, (ids, self.note, self.time_note)))
 
 
 def decide(facts: Facts, columns: Columns) -> Roles | Refusal:
@@ -84,8 +87,8 @@ def decide(facts: Facts, columns: Columns) -> Roles | Refusal:
     ids = first(ID[:2], facts, columns)
     if isinstance(ids, Refusal):
         return ids
-    known = () if ids is None else ids.names
-    steps = steps_of(facts, columns, known)
+    names = () if ids is None else ids.names
+    steps = steps_of(facts, columns, names)
     if steps.columns or columns.wide:
         return _rows_of_steps(facts, columns, ids, steps)
     return _elements(facts, columns)
@@ -99,11 +102,16 @@ def _elements(facts: Facts, columns: Columns) -> Roles | Refusal:
     times = first(time_rules(names), facts, columns)
     if isinstance(times, Refusal):
         return times
+    id_note = "" if ids is None else ids.note
+    unused = NO_STEPS if names else unused_steps(facts, columns)
+    if unused.columns:
+        wide = argument("wide", value=True, of="Columns")
+        id_note = f"{id_note}, with the channels {unused.span}; {wide} makes each row a sequence"
     return Roles(
         Shape.ELEMENTS,
         id=names,
         time=() if times is None else times.names,
-        id_note="" if ids is None else ids.note,
+        id_note=id_note,
         time_note="" if times is None else times.note,
     )
 
@@ -139,16 +147,19 @@ def _texts(facts: Facts, columns: Columns) -> Roles | Refusal | None:
     if columns.sequence is not None:
         return _text_roles(columns.sequence)
     ids = first(ID[:2], facts, columns)
-    known = ids.names if isinstance(ids, Choice) else ()
+    names = ids.names if isinstance(ids, Choice) else ()
     is_pair = TASKS[columns.task].label == "sequence" and columns.features is None
-    if known and not (is_pair and facts.is_unique(*known)):
+    if names and not (is_pair and facts.is_unique(*names)):
         return None
-    present = [name for name in facts if name not in known]
+    present = [name for name in facts if name not in names]
     texts = [name for name in present if name.lower() in TEXT_NAMES]
-    if len(texts) == 1 and not is_pair:
-        return _text_roles(texts[0])
-    if not is_pair:
-        return None
+    if is_pair:
+        return _pair(present, texts, columns)
+    return _text_roles(texts[0]) if len(texts) == 1 else None
+
+
+def _pair(present: Sequence[str], texts: Sequence[str], columns: Columns) -> Roles | Refusal:
+    """Return the columns of texts and of their transcriptions."""
     labels = (columns.label,) if columns.label is not None else ROLE_NAMES["label"]
     free = [name for name in present if name not in (*labels, *(columns.static or ()))]
     if len(texts) == 1:

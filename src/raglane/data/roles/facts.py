@@ -1,8 +1,9 @@
-"""What rules may ask about the columns of a table, computed once."""
+"""The facts of the columns of a table that rules may use, each computed once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import combinations
 
@@ -15,6 +16,10 @@ from raglane.data.typed import Column, Integers
 _MOST_IDS = 3
 # The most columns that are tried as ids.
 _MOST_TRIED = 12
+# The first rows, which are tried before all.
+_SAMPLE = 4096
+
+_has_digit = re.compile(r"\d").search
 
 
 class Facts:
@@ -60,11 +65,19 @@ class Facts:
         """Return True for a column that is mostly dates."""
         return self.share_of_dates(name) > 0.5
 
+    def dates(self, names: Iterable[str]) -> list[str]:
+        """Return the columns that are mostly dates."""
+        return [name for name in names if self.are_dates(name)]
+
+    def words(self, names: Iterable[str]) -> list[str]:
+        """Return the columns that are mostly words."""
+        return [name for name in names if self.share_of_words(name) > 0.5]
+
     def are_clocks(self, name: str) -> bool:
         """Return True for a column that is mostly times of day, without a date."""
         if not self.share_of_words(name):
             return False
-        words = list(filter(None, self.columns[name].words().tolist()))[:100]
+        words = list(filter(None, self.columns[name].words()[:_SAMPLE].tolist()))
         return sum(map(bool, map(is_clock, words))) > 0.5 * len(words)
 
     def have_digits(self, name: str) -> bool:
@@ -72,8 +85,7 @@ class Facts:
         column = self.columns[name]
         if column.times() is not None or not self.share_of_words(name):
             return True
-        text = "\n".join(column.words().tolist())
-        return any(sign.isdigit() for sign in text)
+        return _has_digit("\n".join(column.words().tolist())) is not None
 
     def is_whole(self, name: str) -> bool:
         """Return True if all entries are whole numbers."""
@@ -107,10 +119,18 @@ class Facts:
         Sets in which an entry has a single row on average are none: they would be row numbers.
         """
         tried = [name for name in names if 1 < self.different(name) <= self.count // 2]
+        first = {name: column.take(slice(0, _SAMPLE)) for name, column in self.columns.items()}
+        sample = Facts(first)
         for size in range(1, _MOST_IDS + 1):
-            unique = [
+            # The first rows rule most sets out.
+            likely = [
                 key
                 for key in combinations(tried[:_MOST_TRIED], size)
+                if sample.is_unique(*key, *required)
+            ]
+            unique = [
+                key
+                for key in likely
                 if 2 * self.different(*key) <= self.count and self.is_unique(*key, *required)
             ]
             if unique:

@@ -1,4 +1,4 @@
-"""The rules by which columns get their roles: ordered lists, the first rule that fits decides.
+"""The rules by which columns get their roles: ordered lists, of which the first that fits decides.
 
 A rule gets the facts of a table and the named columns, and returns a choice, a refusal, or None if
 it does not fit. No file is read here, and no path is known.
@@ -90,7 +90,7 @@ def parts_of(name: str, present: Iterable[str]) -> tuple[str, ...]:
     """Return the column of this name, or else its parts between commas."""
     if name in present:
         return (name,)
-    return tuple(part.strip() for part in name.split(","))
+    return tuple(name.strip() for name in name.split(","))
 
 
 def taken(columns: Columns) -> set[str | None]:
@@ -99,7 +99,7 @@ def taken(columns: Columns) -> set[str | None]:
     return {
         columns.label,
         columns.id,
-        *(part.strip() for part in ids),
+        *(name.strip() for name in ids),
         *(columns.features or ()),
         *(columns.static or ()),
         *(columns.categorical or ()),
@@ -113,7 +113,7 @@ def _absent(role: str, name: str, facts: Facts) -> Refusal:
 
 def _named(role: str, name: str, facts: Facts, note: str) -> Choice | Refusal:
     parts = parts_of(name, facts)
-    missing = next((part for part in parts if part not in facts.columns), None)
+    missing = next((name for name in parts if name not in facts.columns), None)
     return Choice(parts, note) if missing is None else _absent(role, missing, facts)
 
 
@@ -164,28 +164,29 @@ def _repeated(facts: Facts, time: str, repeated: int, keys: Sequence[tuple[str, 
 
 
 def series_columns(
-    facts: Facts, columns: Columns, *times: str, known: Sequence[str] = ()
+    facts: Facts, columns: Columns, *times: str, named: Sequence[str] = ()
 ) -> list[tuple[str, ...]]:
     """Return the sets of columns that may be the ids of series: with the time each row is unique.
 
-    Columns of words come first; without one, those of as many whole numbers as a time repeats.
+    Columns of words come first; without one, those of as many whole numbers as a time repeats. A
+    set includes the columns that were ``named`` as ids.
     """
-    named = {columns.label, *(columns.features or ())}
-    free = [
-        name
-        for name in facts
-        if name not in named
-        and name not in times
-        and name.lower() not in (*_CALENDAR, *ROLE_NAMES["label"])
-        and not facts.are_dates(name)
-    ]
-    words = [name for name in free if name in known or facts.share_of_words(name) > 0.5]
-    keys = [key for key in facts.keys(words, *times) if set(known) <= set(key)]
-    if keys or known:
+    free = _may_be_ids(facts, columns, times)
+    words = [*named, *(name for name in facts.words(free) if name not in named)]
+    in_order = [name for name in facts if name in words]
+    keys = [key for key in facts.keys(in_order, *times) if set(named) <= set(key)]
+    if keys or named:
         return keys
     count = facts.most_alike(*times)
     whole = [name for name in free if facts.is_whole(name) and facts.different(name) == count]
     return [key for key in facts.keys(whole, *times) if len(key) == 1]
+
+
+def _may_be_ids(facts: Facts, columns: Columns, times: Sequence[str]) -> list[str]:
+    roles = {columns.label, *(columns.features or ()), *times}
+    others = (*_CALENDAR, *ROLE_NAMES["label"])
+    free = [name for name in facts if name not in roles and name.lower() not in others]
+    return [name for name in free if not facts.are_dates(name)]
 
 
 def _one_series(facts: Facts, columns: Columns) -> Choice | None:  # noqa: ARG001
@@ -199,7 +200,8 @@ def _no_id(facts: Facts, columns: Columns) -> Refusal:  # noqa: ARG001
     rule = f"a file with a column of ids, called {', '.join(ROW_ID_NAMES)}"
     texts = f"if each row is a text, name its column with {option('sequence')}"
     series = f"if all rows are one series, pass {option('task', 'forecast')}"
-    return Refusal(got, rule, f"name it with {option('id')}; {texts}; {series}")
+    fix = f"name it with {option('id')}; {texts}; {series}"
+    return Refusal(got, rule, fix, {"task": "forecast"})
 
 
 ID = (
@@ -224,12 +226,16 @@ def _time_candidates(facts: Facts, columns: Columns) -> list[tuple[str, ...]]:
     if pair is not None:
         return [pair.names]
     free = [name for name in facts if name not in taken(columns)]
-    usual = [name for known in TIME_NAMES for name in free if name.lower() == known]
-    periods = [name for known in PERIOD_NAMES for name in free if name.lower() == known]
-    usual = [name for name in usual if facts.have_digits(name)]
-    periods = [name for name in periods if facts.have_digits(name)]
-    dates = [name for name in free if name not in (*usual, *periods) and facts.are_dates(name)]
+    usual = _called(facts, free, TIME_NAMES)
+    periods = _called(facts, free, PERIOD_NAMES)
+    dates = facts.dates(name for name in free if name not in (*usual, *periods))
     return [(name,) for name in (*usual, *periods, *(dates if len(dates) == 1 else ()))]
+
+
+def _called(facts: Facts, free: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the columns with usual names, in the order of these, except columns of words."""
+    fitting = [name for usual in names for name in free if name.lower() == usual]
+    return [name for name in fitting if facts.have_digits(name)]
 
 
 def _named_time(facts: Facts, columns: Columns) -> Choice | Refusal | None:

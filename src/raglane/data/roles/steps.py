@@ -7,7 +7,7 @@ numbers, such as ``x0``, ``y0``, ``x1``, ``y1``, are channels.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,19 +67,35 @@ def steps_of(facts: Facts, columns: Columns, ids: Sequence[str]) -> Steps:
         return _named_steps(facts, named)
     if not columns.wide and _has_other_roles(facts, columns):
         return NO_STEPS
-    times = parts_of(columns.time, facts) if columns.time is not None else ()
-    roles = {*ids, columns.label, *times, *(columns.static or ())}
-    free = [name for name in facts if name not in roles and name.lower() not in ROLE_NAMES["label"]]
+    free = _free(facts, columns, ids)
     numbered = _numbered(facts, free, is_named=columns.wide)
     if numbered.columns and (columns.wide or _may_be_rows(facts, columns, ids, numbered)):
         return numbered
     days = _dated(free)
-    if days.columns and all(facts.share_of_words(name) == 0 for name in days.names):
+    if days.columns and not _numberless(facts, days.names):
         return days
-    if not columns.wide:
+    numbers = tuple(name for name in free if not _numberless(facts, [name]))
+    return Steps((numbers,), ("",)) if numbers and columns.wide else NO_STEPS
+
+
+def _free(facts: Facts, columns: Columns, ids: Sequence[str]) -> list[str]:
+    """Return the columns without another role."""
+    times = parts_of(columns.time, facts) if columns.time is not None else ()
+    roles = {*ids, columns.label, *times, *(columns.static or ())}
+    labels = ROLE_NAMES["label"]
+    return [name for name in facts if name not in roles and name.lower() not in labels]
+
+
+def _numberless(facts: Facts, names: Iterable[str]) -> bool:
+    """Return True if an entry of the columns is a word."""
+    return any(facts.share_of_words(name) > 0 for name in names)
+
+
+def unused_steps(facts: Facts, columns: Columns) -> Steps:
+    """Return the columns that would be steps with ``wide``, of a series whose columns they are."""
+    if columns.features or columns.task != "forecast":
         return NO_STEPS
-    numbers = tuple(name for name in free if facts.share_of_words(name) == 0)
-    return Steps((numbers,), ("",)) if numbers else Steps()
+    return _numbered(facts, _free(facts, columns, ()), is_named=False)
 
 
 def row_id(facts: Facts, columns: Columns, steps: Steps) -> str | None:
@@ -117,11 +133,11 @@ def _named_steps(facts: Facts, named: list[str]) -> Steps:
     prefixes = [start[1] for start in firsts]
     if len(firsts) < len(named) or len(set(prefixes)) < len(named):
         return Steps((tuple(named),), ("",))
-    found = _step_names(facts.names)
-    last = max((step.number for step in found if step.prefix in prefixes), default=-1)
+    numbered = _step_names(facts.names)
+    last = max((step.number for step in numbered if step.prefix in prefixes), default=-1)
     channels = []
     for start in firsts:
-        later = {step.number: step.name for step in found if step.prefix == start[1]}
+        later = {step.number: step.name for step in numbered if step.prefix == start[1]}
         digits = len(start[2])
         # Other data may have more steps, or fewer.
         numbers = range(int(start[2]), last + 1)
@@ -133,20 +149,20 @@ def _named_steps(facts: Facts, named: list[str]) -> Steps:
 
 def _numbered(facts: Facts, free: Sequence[str], *, is_named: bool) -> Steps:
     """Return columns with the same numbers, without a gap, for each prefix."""
-    found = _step_names(free)
-    if len(found) < _LEAST:
+    candidates = _step_names(free)
+    if len(candidates) < _LEAST:
         return NO_STEPS
     # A step with a word by mistake is refused later.
-    numbers = [step for step in found if facts.share_of_words(step.name) <= 0.5]
-    if not is_named and any(facts.share_of_words(step.name) > 0 for step in numbers):
+    numbers = [step for step in candidates if facts.share_of_words(step.name) <= 0.5]
+    if not is_named and _numberless(facts, (step.name for step in numbers)):
         return NO_STEPS
     by_prefix: dict[str, list[StepName]] = {}
     for step in numbers:
         by_prefix.setdefault(step.prefix, []).append(step)
     first = numbers[0].number if numbers else 0
     count = len(numbers) // max(len(by_prefix), 1)
-    wanted = list(range(first, first + count))
-    is_regular = all([step.number for step in each] == wanted for each in by_prefix.values())
+    expected = list(range(first, first + count))
+    is_regular = all([step.number for step in each] == expected for each in by_prefix.values())
     if not is_regular or count < _LEAST:
         return NO_STEPS
     # The channels are in the order of the file.
@@ -168,7 +184,7 @@ def _dated(free: Sequence[str]) -> Steps:
         return Steps((names,), ("",))
     times = dates.parsed(column.entries, form)
     order = np.argsort(times.to_numpy(), kind="stable")
-    return Steps((tuple(names[place] for place in order.tolist()),), ("",))
+    return Steps((tuple(names[index] for index in order.tolist()),), ("",))
 
 
 def _day_of(name: str) -> str:

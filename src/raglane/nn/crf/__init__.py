@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -113,6 +113,12 @@ class CRF(torch.nn.Module):
             ArgumentError: the reduction is unknown.
         """
         return _reduced(self.log_likelihood(emissions, tags), reduction)
+
+    if TYPE_CHECKING:
+
+        def __call__(  # noqa: D102
+            self, emissions: Ragged, tags: Ragged, reduction: LabelReduction = "sum"
+        ) -> Tensor: ...
 
     def loss(self, emissions: Ragged, tags: Ragged, reduction: LabelReduction = "mean") -> Tensor:
         """Return the negative log-likelihood of the tags.
@@ -274,7 +280,7 @@ def _reduced(each: Tensor, reduction: LabelReduction) -> Tensor:
     if reduction == "none":
         return each
     # Not a mean, which is NaN for no sequences.
-    return each.sum() if reduction == "sum" else each.sum() / max(each.shape[0], 1)
+    return each.sum() if reduction == "sum" else each.sum() / torch.sym_max(each.shape[0], 1)
 
 
 def _chains() -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from raglane._utils.checks import (
     check_whole,
 )
 from raglane.cells import CELLS, CellSpec
-from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.layer import Call, RecurrentLayer, Step
 from raglane.nn.recurrent.stack import Options
 
 # The arguments in repr, if they differ from these.
@@ -30,25 +30,13 @@ _DEFAULTS = {
 }
 
 
-class CellOptions(Options, total=False):
-    """The keyword arguments of cell layers. Those in addition to :class:`Options` are for the
-    layers that name them.
-    """
-
-    clip: float | None
-    num_heads: int
-    input_weights: bool
-    backbone_units: int | None
-    gap_column: int | None
-    nonlinearity: str
-    max_length: int | None
-
-
 class CellLayer(RecurrentLayer):
     """The base of layers with the parameters of a cell's ``shapes``, e.g. ``weight_ih_l0``."""
 
     _cell_name: ClassVar[str]  # a key of ``CELLS``, for layers without arguments of their own
-    _own: ClassVar[dict[str, Any]] = {}  # a layer's own keyword arguments, with their defaults
+    # The keyword arguments of a class, with their defaults. It sets them before the call of
+    # ``super().__init__``, which makes its cell.
+    _own: ClassVar[dict[str, Any]] = {}
 
     def __init__(
         self,
@@ -61,12 +49,9 @@ class CellLayer(RecurrentLayer):
         bidirectional: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[CellOptions],
+        **options: Unpack[Options],
     ) -> None:
         super().__init__()
-        others: dict[str, Any] = dict(options)
-        for name, default in self._own.items():
-            setattr(self, name, others.pop(name, default))
         self.input_size = check_count("input_size", input_size)
         self.hidden_size = check_count("hidden_size", hidden_size)
         self.num_layers = check_count("num_layers", num_layers)
@@ -91,7 +76,7 @@ class CellLayer(RecurrentLayer):
                     )
                     self.register_parameter(f"{name}_l{index}{suffix}", parameter)
         self.reset_parameters()
-        self._set_options(**others)
+        self._set_options(**options)
 
     def _make_cell(self) -> CellSpec:
         """Return the cell; a layer's own arguments are attributes by then."""
@@ -145,8 +130,31 @@ class PeepholeLSTM(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+        __call__: Call[tuple[Tensor, Tensor]]
+        step: Step[tuple[Tensor, Tensor]]
+
     _own: ClassVar[dict[str, Any]] = {"clip": None}
     clip: float | None
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        clip: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self.clip = clip
+        first = (input_size, hidden_size, num_layers, bias, batch_first, dropout)
+        super().__init__(*first, bidirectional, device, dtype, **options)
 
     def _make_cell(self) -> CellSpec:
         return cells.PeepholeLSTM(check_clip(self.clip))
@@ -166,8 +174,31 @@ class CoupledLSTM(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+        __call__: Call[tuple[Tensor, Tensor]]
+        step: Step[tuple[Tensor, Tensor]]
+
     _own: ClassVar[dict[str, Any]] = {"clip": None}
     clip: float | None
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        clip: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self.clip = clip
+        first = (input_size, hidden_size, num_layers, bias, batch_first, dropout)
+        super().__init__(*first, bidirectional, device, dtype, **options)
 
     def _make_cell(self) -> CellSpec:
         return cells.CoupledLSTM(check_clip(self.clip))
@@ -185,6 +216,10 @@ class LayerNormLSTM(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+        __call__: Call[tuple[Tensor, Tensor]]
+        step: Step[tuple[Tensor, Tensor]]
+
     _cell_name = "layernorm_lstm"
 
 
@@ -199,6 +234,10 @@ class LayerNormGRU(CellLayer):
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
+
+    if TYPE_CHECKING:
+        __call__: Call[Tensor]
+        step: Step[Tensor]
 
     _cell_name = "layernorm_gru"
 
@@ -219,9 +258,34 @@ class SLSTM(CellLayer):
         (torch.Size([7, 4]), torch.Size([1, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+        __call__: Call[tuple[Tensor, Tensor, Tensor, Tensor]]
+        step: Step[tuple[Tensor, Tensor, Tensor, Tensor]]
+
     _own: ClassVar[dict[str, Any]] = {"num_heads": 1, "input_weights": True}
     num_heads: int
     input_weights: bool
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        num_heads: int = 1,
+        input_weights: bool = True,
+        **options: Unpack[Options],
+    ) -> None:
+        self.num_heads = num_heads
+        self.input_weights = input_weights
+        first = (input_size, hidden_size, num_layers, bias, batch_first, dropout)
+        super().__init__(*first, bidirectional, device, dtype, **options)
 
     def _make_cell(self) -> CellSpec:
         return cells.SLSTM(
@@ -247,6 +311,10 @@ class GRUD(CellLayer):
         (torch.Size([4, 4]), torch.Size([1, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+        __call__: Call[Tensor]
+        step: Step[Tensor]
+
     _cell_name = "grud"
 
 
@@ -265,9 +333,34 @@ class CfC(CellLayer):
         (torch.Size([7, 4]), torch.Size([1, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+        __call__: Call[Tensor]
+        step: Step[Tensor]
+
     _own: ClassVar[dict[str, Any]] = {"backbone_units": None, "gap_column": None}
     backbone_units: int | None
     gap_column: int | None
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        backbone_units: int | None = None,
+        gap_column: int | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self.backbone_units = backbone_units
+        self.gap_column = gap_column
+        first = (input_size, hidden_size, num_layers, bias, batch_first, dropout)
+        super().__init__(*first, bidirectional, device, dtype, **options)
 
     def _make_cell(self) -> CellSpec:
         if self.backbone_units is not None:

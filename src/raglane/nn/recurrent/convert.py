@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,7 +20,10 @@ from raglane.nn.recurrent.porting.xlstm import of_slstm
 
 
 def import_layer(
-    source: Any, kind: str | None = None, *, node: str | None = None
+    source: Any,
+    kind: Literal["lstm", "gru", "gru_reset_before", "rnn_tanh", "rnn_relu"] | None = None,
+    *,
+    node: str | None = None,
 ) -> RecurrentLayer:
     """Return a layer with the weights of another library's, which computes the same outputs and
     final states.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Unpack
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ShapeError
 from raglane.nn.recurrent.cell_layers import CellLayer
+from raglane.nn.recurrent.layer import Call, Step
 from raglane.nn.recurrent.stack import Options
 
 
@@ -37,6 +38,10 @@ class IndRNN(CellLayer):
         (torch.Size([7, 4]), torch.Size([2, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+        __call__: Call[Tensor]
+        step: Step[Tensor]
+
     _own: ClassVar[dict[str, Any]] = {"nonlinearity": "relu", "max_length": None}
     nonlinearity: str
     max_length: int | None
@@ -57,18 +62,10 @@ class IndRNN(CellLayer):
         max_length: int | None = None,
         **options: Unpack[Options],
     ) -> None:
-        as_torch = (
-            input_size,
-            hidden_size,
-            num_layers,
-            bias,
-            batch_first,
-            dropout,
-            bidirectional,
-            device,
-            dtype,
-        )
-        super().__init__(*as_torch, nonlinearity=nonlinearity, max_length=max_length, **options)
+        self.nonlinearity = nonlinearity
+        self.max_length = max_length
+        first = (input_size, hidden_size, num_layers, bias, batch_first, dropout)
+        super().__init__(*first, bidirectional, device, dtype, **options)
 
     def _make_cell(self) -> CellSpec:
         check_choice("nonlinearity", self.nonlinearity, ("relu", "tanh"))
@@ -160,6 +157,10 @@ class SRU(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+        __call__: Call[tuple[Tensor, Tensor]]
+        step: Step[tuple[Tensor, Tensor]]
+
     _cell_name = "sru"
 
 
@@ -174,6 +175,10 @@ class QRNN(CellLayer):
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
+
+    if TYPE_CHECKING:
+        __call__: Call[tuple[Tensor, Tensor]]
+        step: Step[tuple[Tensor, Tensor]]
 
     _cell_name = "qrnn"
 
@@ -190,6 +195,10 @@ class MinGRU(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+        __call__: Call[Tensor]
+        step: Step[Tensor]
+
     _cell_name = "mingru"
 
 
@@ -204,5 +213,9 @@ class MinLSTM(CellLayer):
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
+
+    if TYPE_CHECKING:
+        __call__: Call[Tensor]
+        step: Step[Tensor]
 
     _cell_name = "minlstm"

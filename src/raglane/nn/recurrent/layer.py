@@ -21,35 +21,38 @@ from raglane.ragged import Ragged
 I = TypeVar("I", Ragged, PackedSequence, Tensor)  # noqa: E741 (the kind of an input)
 
 
-class _Forward(Protocol):
+S = TypeVar("S")  # the state: a Tensor, or a tuple of them
+
+
+class Call(Protocol[S]):
     """The type of a call, by the kind of its input."""
 
     @overload
     def __call__(
         self,
         input: I,
-        hx: Any = None,
+        hx: S | None = None,
         *,
         lengths: Any = None,
         resets: Any = None,
         begins: Any = None,
-    ) -> tuple[I, Any]: ...
+    ) -> tuple[I, S]: ...
     @overload
     def __call__(
         self,
         input: I,
-        hx: Any = None,
+        hx: S | None = None,
         *,
         lengths: Any = None,
         resets: Any = None,
         begins: Any = None,
         return_output: Literal[False],
-    ) -> tuple[None, Any]: ...
+    ) -> tuple[None, S]: ...
     @overload
     def __call__(
         self,
         input: Any,
-        hx: Any = None,
+        hx: S | None = None,
         *,
         lengths: Any = None,
         resets: Any = None,
@@ -57,6 +60,14 @@ class _Forward(Protocol):
         return_output: bool = True,
         _with_states: bool = False,
     ) -> Any: ...
+
+
+class Step(Protocol[S]):
+    """The type of ``step``."""
+
+    def __call__(  # noqa: D102
+        self, x_t: Tensor, state: S | None = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, S]: ...
 
 
 class RecurrentLayer(Stack):
@@ -100,7 +111,7 @@ class RecurrentLayer(Stack):
     """
 
     if TYPE_CHECKING:
-        __call__: _Forward
+        __call__: Call[Any]
 
     def forward(
         self,
@@ -217,8 +228,8 @@ class RecurrentLayer(Stack):
         vars(self).pop("_qconfig", None)
 
     def step(
-        self, x_t: Tensor, state: State | None = None, *, resets: Tensor | None = None
-    ) -> tuple[Tensor, State]:
+        self, x_t: Tensor, state: Any = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
         """Run one step, for streams that arrive element by element.
 
         Args:
@@ -248,28 +259,7 @@ class RecurrentLayer(Stack):
             >>> done = torch.tensor([False, True])
             >>> out, state = layer.step(x_t, state, resets=done)  # the second stream begins anew
         """
-        if self.bidirectional:
-            rule = "a layer of one direction: the other would begin at the end of the stream"
-            raise ArgumentTypeError(
-                "step", "a bidirectional layer", rule, "build the layer with bidirectional=False"
-            )
-        begins = state is None or resets is not None
-        if begins and self.initial_state not in ("zeros", "learned"):
-            rule = "'zeros' or 'learned' for a first step: it cannot read the whole sequence"
-            fix = "pass a state, and no resets"
-            raise ArgumentTypeError("initial_state", repr(self.initial_state), rule, fix)
-        if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
-            got = (
-                f"shape {tuple(x_t.shape)}"
-                if isinstance(x_t, Tensor)
-                else f"a {type(x_t).__name__}"
-            )
-            raise ShapeError(
-                "x_t",
-                got,
-                "a tensor (B, input_size) or (input_size,)",
-                "pass one element of each stream",
-            )
+        _check_step(self, x_t, state is None or resets is not None)
         if resets is not None:
             _check_step_resets(x_t, resets)
             restarted = self._restarted(state, resets)
@@ -395,6 +385,27 @@ class RecurrentLayer(Stack):
             chosen["initial_state"] = type(self.initial_state).__name__
         shown = (f"{name}={value!r}" for name, value in chosen.items())
         return ", ".join(filter(None, (super().extra_repr(), *shown)))
+
+
+def _check_step(layer: RecurrentLayer, x_t: Any, begins: bool) -> None:
+    """Raise if a layer cannot run step by step, or a step is not one of elements."""
+    if layer.bidirectional:
+        rule = "a layer of one direction: the other would begin at the end of the stream"
+        raise ArgumentTypeError(
+            "step", "a bidirectional layer", rule, "build the layer with bidirectional=False"
+        )
+    if begins and layer.initial_state not in ("zeros", "learned"):
+        rule = "'zeros' or 'learned' for a first step: it cannot read the whole sequence"
+        fix = "pass a state, and no resets"
+        raise ArgumentTypeError("initial_state", repr(layer.initial_state), rule, fix)
+    if not isinstance(x_t, Tensor) or x_t.dim() not in (1, 2):
+        got = f"shape {tuple(x_t.shape)}" if isinstance(x_t, Tensor) else f"a {type(x_t).__name__}"
+        raise ShapeError(
+            "x_t",
+            got,
+            "a tensor (B, input_size) or (input_size,)",
+            "pass one element of each stream",
+        )
 
 
 def _check_step_resets(x_t: Tensor, resets: Any) -> None:

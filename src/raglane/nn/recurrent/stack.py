@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from operator import attrgetter
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +20,8 @@ from raglane.nn.recurrent.regularisation import Regularisation
 from raglane.ragged import Ragged
 
 State = Tensor | tuple[Tensor, ...]
+Schedule = Literal["auto", "each", "padded", "masked", "packed", "lanes"]
+BackendName = Literal["auto", "cpu", "program", "torch", "triton", "reference"]
 
 
 class Options(TypedDict, total=False):
@@ -27,9 +29,9 @@ class Options(TypedDict, total=False):
     :class:`RecurrentLayer`.
     """
 
-    schedule: str
-    backend: str
-    initial_state: str | torch.nn.Module
+    schedule: Schedule
+    backend: BackendName
+    initial_state: Literal["zeros", "learned", "lengths"] | torch.nn.Module
     input_dropout: float
     state_dropout: float
     weight_dropout: float

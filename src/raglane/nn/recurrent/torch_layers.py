@@ -6,9 +6,10 @@ cannot compile instances of those.
 
 from __future__ import annotations
 
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
+from torch import Tensor
 
 from raglane import cells
 from raglane._utils.checks import (
@@ -22,7 +23,7 @@ from raglane._utils.checks import (
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, MistypedError
-from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.nn.recurrent.layer import Call, RecurrentLayer, Step
 from raglane.nn.recurrent.stack import Options, settings_of
 
 _CELL_OF_MODE = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}
@@ -160,6 +161,10 @@ class RNN(_TorchLayer):
         (torch.Size([7, 4]), torch.Size([1, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+        __call__: Call[Tensor]
+        step: Step[Tensor]
+
     def __init__(
         self,
         input_size: int,
@@ -213,6 +218,10 @@ class LSTM(_TorchLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]), torch.Size([2, 2, 4]))
     """
 
+    if TYPE_CHECKING:
+        __call__: Call[tuple[Tensor, Tensor]]
+        step: Step[tuple[Tensor, Tensor]]
+
     def __init__(
         self,
         input_size: int,
@@ -265,6 +274,10 @@ class GRU(_TorchLayer):
         >>> torch.equal(out.last(), h[-1])
         True
     """
+
+    if TYPE_CHECKING:
+        __call__: Call[Tensor]
+        step: Step[Tensor]
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -161,6 +161,10 @@ class CTCBeamSearch(torch.nn.Module):
         state = Ragged._make(*records, None)
         found = prefixes.hypotheses(state, self.n_best, values.dtype, log_probs.device)
         return replace(found, state=state)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, log_probs: Ragged, state: Ragged | None = None) -> Hypotheses: ...  # noqa: D102
 
 
 @never_recorded

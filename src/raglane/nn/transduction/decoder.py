@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -103,7 +103,7 @@ class AttentionDecoder(TokenReader):
         hidden_size: int,
         cell: str | Callable[..., RecurrentLayer] = "lstm",
         *,
-        attention: str = "additive",
+        attention: Literal["additive", "dot", "location"] = "additive",
         order: Literal["luong", "bahdanau"] = "luong",
         embedding: int | None = None,
         attention_size: int | None = None,
@@ -182,6 +182,10 @@ class AttentionDecoder(TokenReader):
             ArgumentError: on a CPU, a target is not a token or is ``end``.
         """
         return self._decoded(memory, targets, hx).map(self._logits)
+
+    if TYPE_CHECKING:
+
+        def __call__(self, memory: Ragged, targets: Ragged, hx: Any = None) -> Ragged: ...  # noqa: D102
 
     @never_recorded
     def loss(self, memory: Ragged, targets: Ragged, hx: Any = None, **options: Any) -> Any:

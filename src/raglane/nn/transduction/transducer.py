@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -139,6 +139,10 @@ class Transducer(TokenReader):
         return rnnt_loss(
             frames.map(self.frame), states, targets, self.joint, blank=self.blank, **options
         )
+
+    if TYPE_CHECKING:
+
+        def __call__(self, frames: Ragged, targets: Ragged, **options: Any) -> Tensor: ...  # noqa: D102
 
     def decode(
         self,

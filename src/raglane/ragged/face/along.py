@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane._utils.tracing import records_operators
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.face.entry import (
@@ -36,7 +35,8 @@ def along(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     batch = ragged_input(entry, bound[entry.signature[0]])
     given = bound.get("dim", entry.default)
     if given is None and entry.has("whole"):
-        return entry.function(batch._values)
+        bound.pop("dim", None)
+        return _call(entry, bound | {entry.signature[0]: batch._values})
     if given is None:
         raise ArgumentTypeError(f"dim of {entry.name}", "none", "given", _WHOLE)
     dim = dimension(entry, given, batch, more=entry.has("adds"))
@@ -48,7 +48,12 @@ def along(entry: Entry, args: Arguments, kwargs: Options) -> Any:
         for other in batches_of(bound.values())[1:]:
             check_together(entry.name, batch, other)
     if dim == 1 and entry.steps is not None:
+        entry.refuse_transformations(batch)
         return entry.steps(batch, entry, bound)
+    if "q" in bound and isinstance(bound["q"], Tensor) and bound["q"].dim():
+        got, rule = "several quantiles of features", "a number for features"
+        fix = "pass each, e.g. torch.stack([r.quantile(q, -1) for q in qs.tolist()], -1)"
+        raise ArgumentTypeError("q", got, rule, fix)
     rows = {
         name: value._values if isinstance(value, FlatBatch) else value
         for name, value in bound.items()
@@ -76,10 +81,6 @@ def _on_values(function: Any) -> Any:
 
 def _each_sequence(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
     """Call the function on each sequence, in a loop."""
-    if records_operators():
-        got = "the steps of a Ragged within torch.compile"
-        rule = "called outside of it, because it loops over the sequences"
-        raise ArgumentTypeError(entry.name, got, rule, "call it before or after")
     split = {
         name: torch.split(value._values, batch.lengths_cpu.tolist())
         for name, value in bound.items()
@@ -99,6 +100,15 @@ def _each_sequence(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
     return type(results[0])(pairs)
 
 
+def _quantile(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
+    """Return the quantiles of each sequence, ``(B, *features)``, or ``(Q, B, *features)`` for a
+    tensor of them.
+    """
+    each = torch.as_tensor(bound["q"], dtype=batch.dtype, device=batch.device)
+    results = [_each_sequence(batch, entry, bound | {"q": q}) for q in each.reshape(-1)]
+    return torch.stack(results) if each.dim() else results[0]
+
+
 def _joined(batch: FlatBatch, results: list[Tensor], keepdim: bool) -> Any:
     """Return a batch of results with steps, or a tensor of results without."""
     if keepdim or results[0].dim() < batch._values.dim():
@@ -109,8 +119,7 @@ def _joined(batch: FlatBatch, results: list[Tensor], keepdim: bool) -> Any:
     return batch._build(torch.cat(results), lengths)
 
 
-def _cumsum(batch: FlatBatch, entry: Entry, bound: Options) -> FlatBatch:
-    entry.refuse_transformations(batch)
+def _cumsum(batch: FlatBatch, entry: Entry, bound: Options) -> FlatBatch:  # noqa: ARG001
     values = batch._values if bound.get("dtype") is None else batch._values.to(bound["dtype"])
     # In a graph, lengths are no numbers of the host.
     longest = batch._values.shape[0] if torch.compiler.is_compiling() else batch.max_length
@@ -195,7 +204,7 @@ def gather(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     dim = dimension(entry, bound["dim"], batch)
     if entry.name == "index_select":
         whole: list[Any] = [slice(None)] * dim
-        return batch[(*whole, index)]  # type: ignore[index]
+        return batch[(*whole, index)]
     rows = index._values if isinstance(index, FlatBatch) else index
     if dim == 0 or (dim > 1 and not isinstance(index, FlatBatch)):
         rule = "a Ragged of the same lengths for features, or dim=1 for the steps"
@@ -226,13 +235,19 @@ def _taken(entry: Entry, batch: FlatBatch, index: Tensor, owner: FlatBatch) -> T
     lengths = like_rows(segments.spread(batch.offsets.diff(), owner.offsets, total), index)
     starts = like_rows(segments.spread(batch.offsets[:-1], owner.offsets, total), index)
     batch._needs_steps(entry.name, (index >= 0) & (index < lengths))
+    values, rows = batch._values, index + starts
     if entry.name == "take_along_dim":
-        return torch.take_along_dim(batch._values, index + starts, 0)
-    return batch._values.gather(0, index + starts)
+        # Not torch's function, of which a graph would have a fixed number of rows.
+        shape = torch.broadcast_shapes(values.shape[1:], rows.shape[1:])
+        values, rows = values.expand(-1, *shape), rows.expand(-1, *shape)
+    return values.gather(0, rows)
 
 
 def _row(signature: str, over_steps: Any = None, default: Any = None, flags: str = "") -> Row:
-    return Row("along a dim", along, signature, over_steps, default, flags)
+    # A loop over the sequences reads their lengths.
+    is_loop = over_steps in (_LOOP, _quantile)
+    refused = "compile export" if is_loop else ""
+    return Row("along a dim", along, signature, over_steps, default, flags, refused)
 
 
 _LOOP = _each_sequence
@@ -258,6 +273,10 @@ ROWS: dict[str, Row] = {
     "median": _row("input dim keepdim", _LOOP, flags="whole"),
     "nanmedian": _row("input dim keepdim", _LOOP, flags="whole"),
     "mode": _row("input dim keepdim", _LOOP, -1),
+    **dict.fromkeys(
+        ("quantile", "nanquantile"),
+        _row("input q dim keepdim * interpolation", _quantile, flags="whole"),
+    ),
     "kthvalue": _row("input k dim keepdim", _LOOP, -1),
     "normalize": _row("input p dim eps", _LOOP, 1),
     "cosine_similarity": _row("x1 x2 dim eps", _LOOP, 1),

@@ -33,7 +33,11 @@ def _all_ragged(entry: Entry, batches: Any) -> list[FlatBatch]:
             shape = f" of shape {tuple(other.shape)}" if isinstance(other, Tensor) else ""
             got = f"a {type(other).__name__}{shape} with a Ragged"
             rule = "called with batches of the same lengths, so that no row meets another element"
-            fix = "pass r.broadcast(x) for a tensor x with one row per sequence, or wrap it with rl.Ragged"
+            fix = (
+                "pass r.broadcast(x) for a tensor x with one row per sequence, which is "
+                "x[:, None].expand_as(r) if r has its features, or r.with_values(x) for one row "
+                "per element in the order of r"
+            )
             raise ArgumentTypeError(entry.name, got, rule, fix)
     entry.refuse_transformations(batches[0])
     return list(batches)
@@ -208,8 +212,15 @@ def matmul(entry: Entry, args: Arguments, kwargs: Options) -> Any:
             check_together(entry.name, other, one)
             return other._like(one._values @ other._values)
     fix = "call r @ matrix, which multiplies the features, after r.unsqueeze(-1) if there are none"
-    rule = "a product over the features of a Ragged"
-    raise ArgumentTypeError(entry.name, "a product over steps", rule, fix)
+    rule = "a Ragged and a vector or matrix of its features, because steps differ in number"
+    got = f"{_shape_of(one)} and {_shape_of(other)}"
+    raise ArgumentTypeError(f"the operands of {entry.name}", got, rule, fix)
+
+
+def _shape_of(operand: Any) -> str:
+    if isinstance(operand, FlatBatch):
+        return operand._shape_text()
+    return str(tuple(operand.shape)) if isinstance(operand, Tensor) else quote(operand)
 
 
 def _of_sequences(entry: Entry, tensor: Tensor, batch: FlatBatch) -> Tensor:
@@ -374,6 +385,6 @@ ROWS: dict[str, Row] = {
         "join",
         attention,
         "query key value attn_mask dropout_p is_causal scale enable_gqa",
-        refused="compile export vmap",
+        refused="compile export vmap grad jvp",
     ),
 }

@@ -28,7 +28,7 @@ from raglane.segments import steps
 def reduce(entry: Entry, args: Arguments, kwargs: Options, empty: Any = None) -> Any:
     """Call a reduction; ``empty`` is the result of empty sequences instead of torch's."""
     bound = entry.bind(args, kwargs)
-    batch = ragged_input(entry, bound.pop("input", None))
+    batch = ragged_input(entry, bound.pop(entry.signature[0], None))
     if "other" in bound or isinstance(bound.get("dim"), FlatBatch | Tensor):
         return entry.default(batch, bound.get("other", bound.get("dim")))
     if isinstance(bound.get("dim"), bool) and "unbiased" in entry.signature:
@@ -71,7 +71,11 @@ def _all(entry: Entry, batch: FlatBatch, keepdim: bool, options: Options) -> Any
         fix = "pass dim=1 for the steps of each sequence, or a feature dimension"
         raise ArgumentTypeError(f"dim of {entry.name}", "none", rule, fix)
     result = entry.function(batch._values, **options)
-    return result.reshape((1,) * (batch._values.dim() + 1)) if keepdim else result
+    if not keepdim:
+        return result
+    several = list(result) if isinstance(result, tuple) else [result]
+    several = [each.reshape((1,) * (batch._values.dim() + 1)) for each in several]
+    return type(result)(several) if isinstance(result, tuple) else several[0]
 
 
 def _sequences(
@@ -99,6 +103,7 @@ def _steps(
     if entry.steps is None:
         fix = "pass a feature dimension, or call it on each sequence of r.to_list()"
         raise refuse_dimension(entry, 1, batch, fix)
+    entry.refuse_transformations(batch)
     if "ord" in options:
         options["p"] = options.pop("ord")
     values = _checked(entry, batch._values, options.pop("dtype", None))
@@ -135,6 +140,25 @@ def _checked(entry: Entry, values: Tensor, dtype: torch.dtype | None) -> Tensor:
     return values
 
 
+def linalg_norm(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+    """Return the norm of vectors, or of matrices in two dimensions of the features."""
+    bound = entry.bind(args, kwargs)
+    batch = ragged_input(entry, bound.pop("A"))
+    dim = bound.pop("dim", None)
+    order = bound.pop("ord", None)
+    if not isinstance(dim, tuple | list) or len(dim) != 2:
+        if dim is None and order is not None:
+            rule = "given with ord, which would be the order of a norm of matrices"
+            raise ArgumentTypeError("dim of norm", "none", rule, "pass dim=1 for the steps")
+        return torch.linalg.vector_norm(batch, 2 if order is None else order, dim, **bound)
+    counted = [dimension(entry, each, batch) for each in dim]
+    if min(counted) < 2:
+        fix = "pass two dimensions of the features, or one dimension"
+        raise refuse_dimension(entry, dim, batch, fix)
+    rows = [each - 1 for each in counted]
+    return batch._like(entry.function(batch._values, order or "fro", rows, **bound))
+
+
 def _and_mean(over_steps: Any) -> Any:
     """Return a function of the steps that also returns their mean."""
 
@@ -159,11 +183,17 @@ ROWS: dict[str, Row] = {
     "min": _row("dim keepdim * other", steps.min, "nonempty single real", torch.minimum),
     "argmax": _row("dim keepdim", steps.argmax, "nonempty single indexed real"),
     "argmin": _row("dim keepdim", steps.argmin, "nonempty single indexed real"),
-    "prod": _row("dim keepdim * dtype", steps.prod, "single"),
+    "prod": Row(
+        "reduction", reduce, "input dim keepdim * dtype", steps.prod, flags="single", refused="jvp"
+    ),
     "std": _row("dim unbiased keepdim * correction", steps.std, "floating empty"),
     "var": _row("dim unbiased keepdim * correction", steps.var, "floating empty"),
     "norm": _row("p dim keepdim out dtype", steps.norm, "floating"),
-    "vector_norm": _row("ord dim keepdim * dtype", steps.norm, "floating"),
+    "linalg.vector_norm": Row(
+        "reduction", reduce, "x ord dim keepdim * dtype", steps.norm, flags="floating"
+    ),
+    "linalg.norm": Row("reduction", linalg_norm, "A ord dim keepdim * dtype"),
+    "aminmax": _row("* dim keepdim", steps.aminmax, "nonempty single real"),
     "logsumexp": _row("dim keepdim", steps.logsumexp, "empty"),
     "any": _row("dim keepdim", steps.any),
     "all": _row("dim keepdim", steps.all),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-from raglane._utils.messages import message
 from raglane.errors import ArgumentTypeError
 
 _EACH = "call it on each sequence of r.to_list(), or r.map(f) with an f that treats each row alone"
@@ -57,7 +56,27 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         "because sequences and steps stay the first two dimensions",
         "call r.flatten(2), r.unflatten(-1, sizes), r.unsqueeze(-1) or r.transpose(-1, -2)",
     ),
-    (r"numpy|__array.*|__dlpack.*", "because it has other lengths", "call r.to_numpy()"),
+    (
+        r"grad|grad_fn|grad_dtype|is_leaf|retains?_grad|data|register_hook|output_nr",
+        "because its values are the tensor of the graph",
+        "use those, e.g. r.values.grad or torch.autograd.grad(loss, r.values)",
+    ),
+    (r"backward", "because it is no scalar", "call r.sum().backward(), or r.mean()"),
+    (
+        r"item|__float__|__int__|__index__|__complex__",
+        "because it is no single number",
+        "call r.values.item() if it has one element, or e.g. r.mean().item()",
+    ),
+    (
+        r"numpy|__array.*|__dlpack.*",
+        "because its sequences have different lengths",
+        "call r.to_numpy()",
+    ),
+    (
+        r"broadcast_tensors|ndimension",
+        "because sequences have different lengths",
+        "use rl.distributions for torch.distributions; otherwise r.broadcast(x), or r.dim()",
+    ),
     (
         r"repeat|tile|expand|broadcast_\w+|repeat_interleave",
         "because lengths differ",
@@ -77,22 +96,26 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
 )
 
 
-def _reason(name: str) -> tuple[str, str, str]:
-    """Return what is given, the rule and the replacement."""
+def _reason(name: str) -> tuple[str, str]:
+    """Return why a function does not accept a Ragged, and the replacement."""
     for pattern, reason, fix in REFUSALS:
         if re.fullmatch(pattern, name):
-            return "a Ragged", f"a tensor, {reason}", fix
-    return "a Ragged", "a tensor, because it may mix elements of different sequences", _EACH
+            return reason, fix
+    return "because it may mix elements of different sequences", _EACH
+
+
+def _sentences(first: str, name: str) -> str:
+    reason, fix = _reason(name)
+    return f"{first}, {reason}. {fix[:1].upper()}{fix[1:]}."
 
 
 def refusal(name: str) -> ArgumentTypeError:
     """Return the error of a function that does not accept a Ragged."""
-    return ArgumentTypeError(f"the input of {name}", *_reason(name))
+    return ArgumentTypeError(_sentences(f"{name} does not accept a Ragged", name))
 
 
 def attribute_error(name: str) -> AttributeError:
     """Return the error of an attribute of torch.Tensor that a Ragged does not have."""
-    _, rule, fix = _reason(name)
     return AttributeError(
-        message(f"Ragged.{name}", "an attribute of torch.Tensor", f"called on {rule}", fix)
+        _sentences(f"A Ragged does not have the attribute {name} of a tensor", name)
     )

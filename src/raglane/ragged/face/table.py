@@ -47,9 +47,10 @@ def _table() -> dict[Callable[..., Any], Entry]:
     for name, row in ROWS.items():
         # Outside of torch.nn.functional, losses have other parameters.
         homes = _HOMES[:1] if row.kind == "loss" else _HOMES
-        homes = (torch.linalg,) if name == "vector_norm" else homes
+        module, _, function_name = name.rpartition(".")
+        homes = (getattr(torch, module),) if module else homes
         for home in homes:
-            function = getattr(home, name, None)
+            function = getattr(home, function_name, None)
             if callable(function):
                 table[function] = Entry(name, row, function)
     return table

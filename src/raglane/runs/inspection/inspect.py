@@ -311,6 +311,7 @@ def lines(inspection: Inspection, bar: str = "█") -> list[str]:
     """Return an inspection as lines for a terminal, without the recommended command."""
     parts = [
         aligned([("data", inspection.contents.name), *data_facts(inspection.contents)], words=2),
+        [*map("; ".join, filter(None, inspection.contents.roles))],
         [f"note: {note}" for note in inspection.contents.notes],
         aligned(length_facts(inspection), words=2),
         histogram(inspection.bins, bar),
@@ -477,6 +478,7 @@ def _data(inspection: Inspection) -> dict[str, Any]:
         ],
         "vocabulary": contents.vocabulary,
         "labels": labels,
+        "roles": [note for notes in contents.roles for note in notes],
         "notes": list(contents.notes),
     }
 

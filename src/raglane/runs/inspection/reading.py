@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, require
 from raglane.data.conversion import Progress
-from raglane.data.formats import FORMATS
+from raglane.data.formats import FORMATS, pick
 from raglane.data.formats import read as read_records
 from raglane.data.formats.base import check_readable, check_text, data_error
 from raglane.data.formats.ipc import is_converted, parquet_pieces, read_parquet, readable
@@ -25,7 +25,7 @@ from raglane.data.formats.pieces import Alike
 from raglane.data.fragments import Layout
 from raglane.data.missing import BLOCKS
 from raglane.data.reading import japanese_vowels
-from raglane.data.records import Columns, Records, note_single
+from raglane.data.records import NO_ROLES, Columns, Records, RoleNotes, note_single
 from raglane.data.statistics import FeatureCounts, Statistics
 from raglane.errors import DataError
 from raglane.runs.sources import DEFAULT_DATA
@@ -47,6 +47,10 @@ class Labels(NamedTuple):
     counts: dict[str, int]
 
 
+# Numbers that loggers and archives write for missing ones.
+_SENTINELS = (-99, -200, -999, np.float32(-999.25), -9999, -99999)
+
+
 @dataclass(frozen=True, eq=False)
 class Contents:
     """The lengths and statistics of a file."""
@@ -60,6 +64,7 @@ class Contents:
     labels: Labels | None = None
     notes: tuple[str, ...] = ()
     beside: Mapping[str, FeatureCounts] = field(default_factory=dict)
+    roles: RoleNotes = NO_ROLES
 
     @property
     def missing(self) -> int:
@@ -97,9 +102,47 @@ def labels_of(of: str, counts: Mapping[str, int]) -> Labels:
 
 def contents_of(records: Records, path: Path | None) -> Contents:
     """Return the contents of records in memory."""
-    return _contents(
-        path, records.lengths, Statistics.of(records), Layout.of(records), records.notes
+    contents = _contents(path, records.lengths, Statistics.of(records), Layout.of(records), ())
+    contents = _noted(contents, records)
+    return replace(contents, notes=(*contents.notes, *_sentinels(records)))
+
+
+def _sentinels(records: Records) -> list[str]:
+    """Return a line for each channel with numbers that programs write for missing ones."""
+    notes = []
+    for name, values in zip(records.channels, records.values.T, strict=False):
+        finite = values[np.isfinite(values)]
+        lowest = finite.min(initial=0)
+        others = finite[finite != lowest]
+        # Missing, not measured: far below all other numbers.
+        if lowest in _SENTINELS and len(others) and others.min() > lowest / 2:
+            count = int((finite == lowest).sum())
+            share = f"{count:,} of {len(values):,} numbers of {quote(name)}"
+            verb = "is" if count == 1 else "are"
+            fix = "if it means missing, write an empty entry"
+            notes.append(f"{share} {verb} {lowest:g}: {fix}")
+    return notes
+
+
+def _noted(contents: Contents, records: Records) -> Contents:
+    """Return contents with the roles and the notes of records."""
+    about = {*records.roles.rows, *records.roles.columns}
+    notes = tuple(note for note in records.notes if note not in about)
+    return replace(contents, roles=records.roles, notes=(*notes, *_note_zeros(records)))
+
+
+def _note_zeros(records: Records) -> tuple[str, ...]:
+    """Return the note about sequences that end in zeros, if most do."""
+    full = np.flatnonzero(records.lengths > 1)
+    if records.is_tokens or not len(full):
+        return ()
+    ends = (records.values[records.offsets[full + 1] - 1] == 0).all(axis=1)
+    if 2 * ends.sum() <= len(records):
+        return ()
+    where = (
+        f"{int(ends.sum()):,} of {count_of(len(records), 'sequence')} end in zeros in all channels"
     )
+    return (f"{where}: if they are padding, write NaN there, or cut the sequences",)
 
 
 def contents_of_folder(path: Path) -> Contents:
@@ -163,7 +206,7 @@ def _read_contents(
     is_parquet = format == "parquet" or (format is None and suffix in FORMATS["parquet"].suffixes)
     if path is None:
         return contents_of(japanese_vowels()[0].records, None)
-    if format is None and suffix == ".txt" and not path.is_dir():
+    if format is None and suffix == ".txt" and not path.is_dir() and _has_lengths(path):
         return lengths_of_text(path, progress)
     if format in (None, "arrow") and is_converted(path):
         return contents_of_folder(path)
@@ -174,6 +217,15 @@ def _read_contents(
         return contents_of(read_records(path, asked, format, on_bad_row=on_bad_row), path)
 
     return _with_labels(read_all, columns)
+
+
+def _has_lengths(path: Path) -> bool:
+    """Return False for a table, or words with labels."""
+    name = pick(path).name
+    if name != "csv":
+        return name == "text"
+    with path.open("rb") as file:
+        return file.readline().strip().isdigit()
 
 
 def _with_labels(read: Callable[[Columns], Contents], columns: Columns) -> Contents:
@@ -264,5 +316,6 @@ def contents_of_parquet(path: Path, columns: Columns, progress: Progress) -> Con
             counted += Statistics.of(records)
             progress.done(piece.end[0] / rows)
         if alike.layout is not None:
-            return _contents(path, np.concatenate(lengths), counted, alike.layout, records.notes)
+            contents = _contents(path, np.concatenate(lengths), counted, alike.layout, ())
+            return _noted(contents, records)
     return contents_of(read_parquet(path, columns), path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -10,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
-from raglane.data.encoders import IGNORED, IGNORED_CLASS, without_ignored
+from raglane.data.encoders import IGNORED_CLASS
 from raglane.nn.linear import row_sigmoid
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of
-from raglane.training.settings import ModelSettings, Settings
+from raglane.training.settings import Settings
 from raglane.training.tasks.base import Measured, Score, Task, values_of
 
 
@@ -80,24 +79,6 @@ class Classify(Task):
                 f"p_{label}": shares[:, index].tolist() for index, label in enumerate(labels)
             }
         return columns
-
-
-class Tag(Classify):
-    """One class per element; elements of the class -100 do not count."""
-
-    def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
-        """Return cross-entropy and accuracy of logits ``(N, K)``."""
-        score = super().score(output, batch, training=training)
-        return replace(score, count=(targets_of(batch) != IGNORED_CLASS).sum())
-
-    @staticmethod
-    def notes(training: Dataset, validation: Dataset | None, settings: ModelSettings) -> list[str]:  # noqa: ARG004
-        """Return a line on the elements that do not count."""
-        counts = training.statistics_for(settings.task).labels
-        if len(without_ignored(counts, settings.task)) == len(counts):
-            return []
-        share = f"{counts[IGNORED]:,} of {sum(counts.values()):,} elements"
-        return [f"labels: {IGNORED} is no class: {share} of the training part do not count"]
 
 
 class Confusion:

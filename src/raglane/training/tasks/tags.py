@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
+from raglane.data.encoders import IGNORED, IGNORED_CLASS, without_ignored
+from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of
-from raglane.training.tasks.base import Measured
+from raglane.training.settings import ModelSettings
+from raglane.training.tasks.base import Measured, Score
 from raglane.training.tasks.labels import Classify, Confusion
 
 _is_label = re.compile(r"O|[BIESLUM](-.+)?").fullmatch
@@ -26,7 +30,21 @@ _SAME = {"L": "E", "U": "S", "M": "I"}
 
 
 class Tag(Classify):
-    """One class per element; entities are scored too."""
+    """One class per element; elements of the class -100 do not count, and entities are scored."""
+
+    def score(self, output: Tensor | Ragged, batch: Batch, *, training: bool = False) -> Score:
+        """Return cross-entropy and accuracy of logits ``(N, K)``."""
+        score = super().score(output, batch, training=training)
+        return replace(score, count=(targets_of(batch) != IGNORED_CLASS).sum())
+
+    @staticmethod
+    def notes(training: Dataset, validation: Dataset | None, settings: ModelSettings) -> list[str]:  # noqa: ARG004
+        """Return a line on the elements that do not count."""
+        counts = training.statistics_for(settings.task).labels
+        if len(without_ignored(counts, settings.task)) == len(counts):
+            return []
+        share = f"{counts[IGNORED]:,} of {sum(counts.values()):,} elements"
+        return [f"labels: {IGNORED} is no class: {share} of the training part do not count"]
 
     def meter(self, model: Any, records: Dataset, top: int = 1) -> Confusion:
         """Return a meter of the confusion matrix, and of entities if the labels mark them."""
