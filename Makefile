@@ -73,7 +73,7 @@ $(READY): $(VENV)/.torch $(INSTALLED)
 	@touch $(READY)
 
 demo: $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
-	$(BIN)/raglane train --out $(RUN) --overwrite --threads 1
+	$(BIN)/raglane demo --output $(RUN) --overwrite --threads 1
 	$(BIN)/raglane evaluate $(RUN)
 	$(BIN)/raglane predict $(RUN) --output $(RUN)/predictions.csv --probabilities
 	@head -n 4 $(RUN)/predictions.csv | cut -d, -f1-3

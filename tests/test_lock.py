@@ -59,7 +59,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
     tmp_path: Path, capsys: Capsys
 ) -> None:
     data, run = str(write_steps(tmp_path / "ok.csv")), tmp_path / "run"
-    train = ["train", data, "--out", str(run), *FAST, "--quiet"]
+    train = ["train", data, "--output", str(run), *FAST, "--quiet"]
     with _held_elsewhere(run) as process:
         # Before the first has written anything.
         fails(
@@ -79,7 +79,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
     before = tree(tmp_path)
     with _held_elsewhere(run):
         fails([*train, "--overwrite"], capsys, " writes")
-        fails(["train", "--resume", "--out", str(run), "--epochs", "3"], capsys, " writes")
+        fails(["train", "--resume", "--output", str(run), "--epochs", "3"], capsys, " writes")
         fails(["evaluate", str(run), data], capsys, "run must be ", " writes")
         # To read needs no lock, also where something is left to clean up.
         (run / ".best.partial").mkdir()

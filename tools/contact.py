@@ -80,7 +80,9 @@ CASES = [
         2,
         "if all rows are one series, pass --task forecast",
     ),
-    case("its seasons", "evaluate months months.csv --horizon 12 --origins 3", 0, "season 12 MAE"),
+    case(
+        "its seasons", "evaluate months months.csv --horizon 12 --backtests 3", 0, "season 12 MAE"
+    ),
     # Options before the task is known.
     case("an option of another task", "train lines.txt --bptt-steps 5", 0, "task: language"),
     case("tied weights of a text", "train lines.txt --tie-weights", 0, "task: language"),
@@ -260,7 +262,7 @@ def make_files(folder: Path) -> None:
         ("whole.jsonl", "whole"),
         ("months.csv --task forecast", "months"),
     ):
-        code, printed = play(f"train {data} --out {run}", folder)
+        code, printed = play(f"train {data} --output {run}", folder)
         assert code == 0, printed
 
 
@@ -279,7 +281,11 @@ def play(command: str, folder: Path) -> tuple[int, str]:
     if words[0] == "train":
         words += [
             *_FAST.split(),
-            *([] if "--out" in words else ["--out", f"runs/{len(list(folder.glob('runs/*')))}"]),
+            *(
+                []
+                if "--output" in words
+                else ["--output", f"runs/{len(list(folder.glob('runs/*')))}"]
+            ),
         ]
     printed = io.StringIO()
     with (

@@ -82,9 +82,16 @@ class Server(NamedTuple):
 @contextmanager
 def ours(processor: int) -> Iterator[Server]:
     """Run ``raglane serve``."""
-    command = [Path(sys.executable).with_name("raglane"), "serve", "--port", "0", "--slots", "4000"]
+    command = [
+        Path(sys.executable).with_name("raglane"),
+        "serve",
+        "--port",
+        "0",
+        "--max-streams",
+        "4000",
+    ]
     command += ["--model", "voice=harness.serving:make", "--features", str(FRAME)]
-    command += ["--client-streams", "4000"]
+    command += ["--max-streams-per-client", "4000"]
     with _process(command, processor, HERE, r"serving: http://\S+:(\d+)") as server:
         yield server
 

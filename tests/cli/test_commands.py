@@ -46,15 +46,15 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = write_rows(folder / "words.jsonl", rows)
     named = ["--sequence-column", "words", "--label-column", "tags"]
     commands = [
-        [str(data), "--time-column", "hour", "--out", str(folder / "classify")],
-        [str(words), "--task", "tag", *named, "--bidirectional", "--out", str(folder / "tag")],
+        [str(data), "--time-column", "hour", "--output", str(folder / "classify")],
+        [str(words), "--task", "tag", *named, "--bidirectional", "--output", str(folder / "tag")],
         [
             str(data),
             "--task",
             "forecast",
             "--feature-column",
             "x",
-            "--out",
+            "--output",
             str(folder / "forecast"),
         ],
     ]
@@ -66,7 +66,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_long_epoch_has_lines(work: Path, tmp_path: Path, capsys: Capsys) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raglane.runs.progress._LINE_EVERY", 0.0)
-        train = ["train", str(work / "steps.csv"), "--out", str(tmp_path / "run"), *FAST]
+        train = ["train", str(work / "steps.csv"), "--output", str(tmp_path / "run"), *FAST]
         assert main([*train, "--batch-size", "6", "--validation-fraction", "0"]) == 0
     lines = [
         line.partition("  loss")[0]
@@ -86,7 +86,7 @@ def test_train_says_what_it_does(tmp_path: Path, capsys: Capsys) -> None:
     test = _write_csv(tmp_path / "later.csv", _steps(6))
     out = tmp_path / "deep" / "run"
     assert (
-        main(["train", str(data), "--out", str(out), "--test", str(test), "--seed", "3", *FAST])
+        main(["train", str(data), "--output", str(out), "--test", str(test), "--seed", "3", *FAST])
         == 0
     )
     printed = capsys.readouterr()
@@ -156,7 +156,7 @@ def test_texts_that_a_spreadsheet_executes(tmp_path: Path, capsys: Capsys) -> No
             f"={row[-1]}",
         )
     data, run = str(_write_csv(tmp_path / "steps.csv", rows)), str(tmp_path / "run")
-    assert main(["train", data, "--out", run, *FAST, "--quiet"]) == 0
+    assert main(["train", data, "--output", run, *FAST, "--quiet"]) == 0
     found = {}
     for name, more in (("plain", []), ("escaped", ["--escape-formulas"])):
         command = [
@@ -196,7 +196,7 @@ def test_predict_reads_the_columns_that_training_found(tmp_path: Path) -> None:
     rows = [{"text": ["a", "b"][: 1 + n % 2], "kind": str(n % 2)} for n in range(20)]
     trained = write_rows(tmp_path / "train.jsonl", rows)
     run, output = tmp_path / "run", tmp_path / "p.csv"
-    assert main(["train", str(trained), "--out", str(run), *FAST, "--quiet"]) == 0
+    assert main(["train", str(trained), "--output", str(run), *FAST, "--quiet"]) == 0
     later = write_rows(
         tmp_path / "later.jsonl", ({"note": ["x"], "text": row["text"]} for row in rows)
     )
@@ -206,7 +206,7 @@ def test_predict_reads_the_columns_that_training_found(tmp_path: Path) -> None:
 
 def test_resume_and_overwrite(tmp_path: Path, capsys: Capsys) -> None:
     data = _write_csv(tmp_path / "steps.csv", _steps())
-    out = ["--out", str(tmp_path / "run")]
+    out = ["--output", str(tmp_path / "run")]
     assert main(["train", str(data), *out, *FAST, "--test", str(data), "--quiet"]) == 0
     fails(
         ["train", "--resume", *out, "--hidden-size", "8"], capsys, "--hidden-size must be ... got 8"
@@ -240,7 +240,7 @@ def test_bad_data_is_one_line(tmp_path: Path, capsys: Capsys) -> None:
     same, null = tmp_path / "same.jsonl", tmp_path / "null.jsonl"
     same.write_text('{"x": [1.0], "y": "a"}\n' * 3)
     null.write_text('{"x": [[1, 2], null], "y": "a"}\n')
-    out = ["--out", str(tmp_path / "run")]
+    out = ["--output", str(tmp_path / "run")]
     fails(["train", str(same), *out], capsys, "same.jsonl must be ... got only the class", "'a'")
     fails(["train", str(null), *out], capsys, "null")
     assert not (tmp_path / "run").exists()
@@ -288,7 +288,7 @@ def test_help_and_version(capsys: Capsys) -> None:
         "--bucket",
         "For example",
     )
-    prints(["train", "--help"], capsys, *pieces)
+    prints(["train", "--help-all"], capsys, *pieces)
 
 
 def test_without_the_train_extra(
@@ -297,8 +297,53 @@ def test_without_the_train_extra(
     monkeypatch.setitem(sys.modules, "safetensors", None)
     data = str(work / "steps.csv")
     fails(
-        ["train", data, "--label-column", "kind", "--out", str(tmp_path / "run"), "-q"],
+        ["train", data, "--label-column", "kind", "--output", str(tmp_path / "run"), "-q"],
         capsys,
         "raglane[train]",
     )
     assert not (tmp_path / "run").exists()
+
+
+def test_results_as_json(work: Path, tmp_path: Path, capsys: Capsys) -> None:
+    run, data = str(work / "classify"), str(work / "steps.csv")
+    shown = json.loads(prints(["show", run, "--json", "-"], capsys))
+    assert (shown["task"], shown["labels"], shown["settings"]["hidden_size"]) == (
+        "classify",
+        ["down", "up"],
+        4,
+    )
+    assert "labels" in prints(["show", run], capsys, "2: down, up", "hidden size 4")
+    found = json.loads(prints(["evaluate", run, data, "-o", str(tmp_path), "--json", "-"], capsys))
+    assert found == json.loads((tmp_path / "evaluation.json").read_text())
+    (compared,) = json.loads(prints(["compare", run, "--json", "-"], capsys))
+    assert len(compared["rows"]) == 1
+    target = tmp_path / "facts.json"
+    train = ["train", data, "--time-column", "hour", *FAST, "--quiet", "--json", str(target)]
+    assert main([*train, "--output", str(tmp_path / "run")]) == 0
+    assert json.loads(target.read_text())["run"] == str(tmp_path / "run")
+    bench = ["bench", "--cells", "gru", "--sizes", "3x5x4", "--modes", "infer", "--json", "-"]
+    assert json.loads(prints(bench, capsys))[0]["rows"]
+
+
+def test_train_without_data_names_the_demo(capsys: Capsys) -> None:
+    fails(["train"], capsys, "data must be a file or a folder", "raglane demo trains")
+
+
+def test_the_help_of_train_lists_the_common_options(capsys: Capsys) -> None:
+    some = prints(["train", "--help"], capsys, "--hidden-size", "--help-all", "[DATA]")
+    every = prints(["train", "--help-all"], capsys, "--hidden-size", "--warmup")
+    assert "--warmup" not in some
+    assert "<bool>" not in some.replace("--help", "").split("Task and model")[1]
+    assert 15 < some.count("│ --") < 30
+    assert every.count("│ --") > 70
+    assert "--warmup" not in prints(["train", "--help"], capsys)  # once more after --help-all
+
+
+def test_a_flag_can_be_undone(work: Path, tmp_path: Path) -> None:
+    train = ["train", str(work / "steps.csv"), "--time-column", "hour", *FAST, "--quiet"]
+    config = tmp_path / "two.toml"
+    config.write_text("bidirectional = true\n")
+    folder = tmp_path / "run"
+    undone = ["--config", str(config), "--no-bidirectional", "--output", str(folder)]
+    assert main([*train, *undone]) == 0
+    assert not json.loads((folder / "run.json").read_text())["settings"]["bidirectional"]

@@ -130,7 +130,7 @@ def test_every_option_can_stand_in_a_file(tmp_path: Path, capsys: Capsys) -> Non
         "format",
         "validation",
         "test",
-        "out",
+        "output",
         "overwrite",
         "quiet",
     }
@@ -150,7 +150,7 @@ def test_a_run_holds_the_file_that_repeats_it(
             [
                 "train",
                 'odd "ü" \x7f.csv',
-                "--out",
+                "--output",
                 "one",
                 *FAST,
                 "--cell",
@@ -163,7 +163,7 @@ def test_a_run_holds_the_file_that_repeats_it(
     )
     monkeypatch.chdir("/")
     config = str(tmp_path / "one" / "run.toml")
-    assert main(["train", "--config", config, "--out", str(tmp_path / "two"), "-q"]) == 0
+    assert main(["train", "--config", config, "--output", str(tmp_path / "two"), "-q"]) == 0
     one, two = tree(tmp_path / "one"), tree(tmp_path / "two")
     for name in ("best/weights.safetensors", "best/config.json", "run.json", "run.toml"):
         assert one[name] == two[name], name
@@ -181,7 +181,7 @@ def test_of_data_in_memory_the_file_says_that_it_must_be_named(
         validation_fraction=0,
         out=out,
     )
-    again = ["train", "--config", str(out / "run.toml"), "--out", str(tmp_path / "again")]
+    again = ["train", "--config", str(out / "run.toml"), "--output", str(tmp_path / "again")]
     fails(again, capsys, "an empty path; name a file")
     assert not (tmp_path / "again").exists()
     assert main([*again, str(write_steps(tmp_path / "steps.csv")), "-q"]) == 0
@@ -211,7 +211,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: C
         ("hidden-size = ", "my.toml must be ... got Invalid value (at "),
     ):
         file.write_text(text)
-        fails(["train", "--config", str(file), "--out", str(out)], capsys, *pieces)
+        fails(["train", "--config", str(file), "--output", str(out)], capsys, *pieces)
     file.write_bytes(b"\xff\xfe")
     fails(["train", "--config", str(file)], capsys, "my.toml must be ... got", "a TOML file")
     file.write_text("#" * 1_000_001)
@@ -219,7 +219,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: C
     for place in (tmp_path / "no.toml", tmp_path, Path("/dev/zero")):
         fails(["train", "--config", str(place)], capsys, f"--config must be ... got {place}")
     fails(["train", "--ignore", "hiden-size"], capsys, "--ignore must be ", "Write hidden-size")
-    fails(["train", "--resume", "--out", str(out), "--show-config"], capsys, "Leave one out")
+    fails(["train", "--resume", "--output", str(out), "--show-config"], capsys, "Leave one out")
     assert not out.exists()
 
 
@@ -248,7 +248,7 @@ def _page(command: str) -> str:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setenv("COLUMNS", "300")
-        assert main([command, "--help"]) == 0
+        assert main([command, "--help-all" if command == "train" else "--help"]) == 0
     return re.sub(r"[│\s]+", " ", printed.getvalue())
 
 

@@ -83,7 +83,7 @@ def test_mistakes_leave_nothing(capsys: Capsys) -> None:
 
 
 def _run(data: str, folder: str, *options: str) -> dict[str, bytes]:
-    assert main(["train", data, *FAST, "--out", folder, "--quiet", *options]) == 0
+    assert main(["train", data, *FAST, "--output", folder, "--quiet", *options]) == 0
     return {
         name: Path(folder, "best", name).read_bytes()
         for name in ("weights.safetensors", "config.json")
@@ -188,7 +188,7 @@ def test_a_folder_is_trained_for_the_task_that_it_was_made_for(capsys: Capsys) -
     Path("tags.jsonl").write_text("\n".join(map(json.dumps, rows)))
     named = ["--sequence-column", "x", "--label-column", "y"]
     assert main(["convert", "tags.jsonl", "tags", "--task", "tag", *named, "--quiet"]) == 0
-    prints(["train", "tags", *FAST, "--out", "run"], capsys, "task: tag")
+    prints(["train", "tags", *FAST, "--output", "run"], capsys, "task: tag")
     for task in ("multilabel", "regress", "classify", "transcribe"):
         fails(
             ["train", "tags", "--task", task],
@@ -210,18 +210,18 @@ def test_converted_data_is_seen_to_be_binary(capsys: Capsys) -> None:
         Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, content)))
         assert main(["convert", f"{name}.jsonl", name, "--task", "forecast", "--quiet"]) == 0
     prints(
-        ["train", "rolls", *FAST, "--out", "run"],
+        ["train", "rolls", *FAST, "--output", "run"],
         capsys,
         "loss: bce, because all channels are 0 or 1",
     )
-    assert "bce" not in prints(["train", "half", *FAST, "--out", "half-run"], capsys)
+    assert "bce" not in prints(["train", "half", *FAST, "--output", "half-run"], capsys)
     chunked = ["--task", "forecast", "--bptt-steps", "2", "--validation-fraction", "0"]
     wanted = _run("half.jsonl", "chunks", *chunked)
     assert (
         _run("half", "folder-chunks", *chunked)["weights.safetensors"]
         == wanted["weights.safetensors"]
     )
-    asked = ["train", "half", "--task", "forecast", "--loss", "bce", "--out", "other"]
+    asked = ["train", "half", "--task", "forecast", "--loss", "bce", "--output", "other"]
     fails(asked, capsys, "0 or 1 for the loss bce", "--loss mse")
 
 
@@ -230,7 +230,7 @@ def test_a_run_on_converted_data_goes_on_to_the_same_bits() -> None:
     assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
     wanted = _run("words", "whole", "--epochs", "3")
     _run("words", "parts", "--epochs", "1")
-    assert main(["train", "--resume", "--out", "parts", "--epochs", "3", "--quiet"]) == 0
+    assert main(["train", "--resume", "--output", "parts", "--epochs", "3", "--quiet"]) == 0
     assert (
         Path("parts", "best", "weights.safetensors").read_bytes() == wanted["weights.safetensors"]
     )

@@ -32,7 +32,7 @@ def test_features_from_training_to_prediction(tmp_path: Path, capsys: Capsys) ->
     data.write_text("\n".join(map(json.dumps, rows)))
     named = ["--sequence-column", "load", "--feature-column", "zone", "--static-column", "town"]
     named += ["--static-column", "age", "--categorical-column", "zone", "--label-column", "kind"]
-    printed = prints(["train", str(data), "--out", str(run), *named, *FAST], capsys)
+    printed = prints(["train", str(data), "--output", str(run), *named, *FAST], capsys)
     told = "of 1 channel and zone (categories per element), town (categories per sequence), age (numbers per sequence)"
     assert told in printed
     # The run knows its columns, and Python tells the same.
@@ -51,7 +51,7 @@ def test_features_from_training_to_prediction(tmp_path: Path, capsys: Capsys) ->
     assert tree(tmp_path / "own" / "best") == tree(run / "best")
     assert own.preprocessor.categories == (3, 3)
     assert main(["evaluate", str(run), str(data)]) == 0
-    assert main(["train", "--resume", "--out", str(run), "--epochs", "3", "--quiet"]) == 0
+    assert main(["train", "--resume", "--output", str(run), "--epochs", "3", "--quiet"]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_batches_of_elements(data: Path, tmp_path: Path, capsys: Capsys) -> None
         (
             (["--batch-elements", "9", "--bucket"], None),
             (["--batch-elements", "3", "--too-long", "drop", "--largest-first"], "left out"),
-            (["--batch-elements", "3", "--too-long", "chunk"], "split"),
+            (["--batch-elements", "3", "--too-long", "chunk"], "cut into chunks"),
             (
                 ["--batch-elements", "3", "--too-long", "alone", "--task", "forecast"],
                 "batches of their own",
@@ -73,7 +73,7 @@ def test_batches_of_elements(data: Path, tmp_path: Path, capsys: Capsys) -> None
         )
     ):
         out = tmp_path / f"{place}"
-        shown = prints(["train", str(data), *flags, "--out", str(out), *FAST], capsys)
+        shown = prints(["train", str(data), *flags, "--output", str(out), *FAST], capsys)
         assert ("longer than a batch" in shown) == (words is not None)
         if words is not None:
             assert f"sequences, {words}\n" in shown
@@ -86,7 +86,7 @@ def test_batches_of_elements(data: Path, tmp_path: Path, capsys: Capsys) -> None
 def test_mistakes_are_one_line_and_leave_nothing(
     data: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
-    train = ["train", str(data), "--out", str(tmp_path / "run"), *FAST]
+    train = ["train", str(data), "--output", str(tmp_path / "run"), *FAST]
     for flags, words in (
         (
             ["--batch-elements", "3"],
@@ -126,7 +126,7 @@ def test_empty_sequences_with_a_class_are_named_once(tmp_path: Path, capsys: Cap
     two = "2 of 8 sequences are empty (the first: row 2): their " + _NOTE
     assert [note for note in read(some).notes if "initial" in note] == [two]
     run = tmp_path / "run"
-    assert _said(capsys, "train", full, "--out", run, *FAST) == []
+    assert _said(capsys, "train", full, "--output", run, *FAST) == []
     lines = _said(
         capsys,
         "train",
@@ -135,7 +135,7 @@ def test_empty_sequences_with_a_class_are_named_once(tmp_path: Path, capsys: Cap
         one,
         "--test",
         some,
-        "--out",
+        "--output",
         tmp_path / "other",
         *FAST,
     )
@@ -187,7 +187,7 @@ def test_ids_beyond_64_bits_are_written_as_text(tmp_path: Path) -> None:
     )
     run = tmp_path / "run"
     assert (
-        main(["train", str(data), "--out", str(run), *FAST, "-q", "--validation-fraction", "0"])
+        main(["train", str(data), "--output", str(run), *FAST, "-q", "--validation-fraction", "0"])
         == 0
     )
     for kind in ("csv", "jsonl", "parquet"):
@@ -199,8 +199,8 @@ def test_a_name_that_is_not_utf8_goes_through_a_run(tmp_path: Path) -> None:
     data = tmp_path / "caf\udce9.jsonl"
     _write(data, [2] * 8)
     run = tmp_path / "\udce9$^{"
-    assert main(["train", str(data), "--test", str(data), "--out", str(run), *FAST, "-q"]) == 0
-    assert main(["train", "--resume", "--out", str(run), "--epochs", "3", "-q"]) == 0
+    assert main(["train", str(data), "--test", str(data), "--output", str(run), *FAST, "-q"]) == 0
+    assert main(["train", "--resume", "--output", str(run), "--epochs", "3", "-q"]) == 0
     assert main(["evaluate", str(run), "-q"]) == 0
 
 
@@ -244,7 +244,9 @@ def test_bad_rows_are_left_out_counted_and_listed(
     monkeypatch.chdir(tmp_path)
     _write_rows("a.jsonl", {4: "{", 9: '{"x": [1.0], "y": "high"}'})
     _write_rows("b.jsonl", {2: "]"})
-    fails(["train", "a.jsonl", "--out", "run"], capsys, "a.jsonl, line 5 must be ... got bad JSON")
+    fails(
+        ["train", "a.jsonl", "--output", "run"], capsys, "a.jsonl, line 5 must be ... got bad JSON"
+    )
     assert not Path("run").exists()
     skip = ["--on-bad-row", "skip"]
     train = [
@@ -254,7 +256,7 @@ def test_bad_rows_are_left_out_counted_and_listed(
         "b.jsonl",
         "--test",
         "b.jsonl",
-        "--out",
+        "--output",
         "run",
         *FAST,
         *skip,
@@ -268,7 +270,7 @@ def test_bad_rows_are_left_out_counted_and_listed(
     assert _places(Path("run", "skipped.jsonl")) == listed
     assert "Invalid rows left out: 3; skipped.jsonl lists them." in Path("run/card.md").read_text()
     # The run goes on in the same way, and is repeated so.
-    prints(["train", "--resume", "--out", "run", "--epochs", "2"], capsys, "rows left out: 3,")
+    prints(["train", "--resume", "--output", "run", "--epochs", "2"], capsys, "rows left out: 3,")
     assert 'on-bad-row = "skip"' in Path("run/run.toml").read_text()
     # Other data is not skipped by default.
     fails(["evaluate", "run", "b.jsonl"], capsys, "b.jsonl, line 3 must be ... got bad JSON")
@@ -295,7 +297,7 @@ def test_bad_rows_are_left_out_counted_and_listed(
     # A run that replaces this one, and leaves nothing out, has no such file.
     _write_rows("a.jsonl", {})
     prints(
-        ["train", "a.jsonl", "--out", "run", "--overwrite", *FAST, *skip],
+        ["train", "a.jsonl", "--output", "run", "--overwrite", *FAST, *skip],
         capsys,
         "rows left out: 0\n",
     )

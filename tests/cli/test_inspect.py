@@ -25,7 +25,9 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: Capsys) -> None:
-    assert main(["inspect", "ok.csv", "--cell", "lstm", "--hidden-size", "8", "--ranks", "3"]) == 0
+    assert (
+        main(["inspect", "ok.csv", "--cell", "lstm", "--hidden-size", "8", "--processes", "3"]) == 0
+    )
     out, err = capsys.readouterr()
     assert err == ""
     for piece in (
@@ -54,7 +56,7 @@ def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: Capsys) -
         prints(["inspect", str(data.rename("my data.csv")), *options], capsys).splitlines()[-1]
     )
     assert words[:3] == ["raglane", "train", "my data.csv"]
-    assert main([*words[1:], "--epochs", "1", "--out", "run", "--quiet"]) == 0
+    assert main([*words[1:], "--epochs", "1", "--output", "run", "--quiet"]) == 0
 
 
 def test_every_format_and_the_default(data: Path, capsys: Capsys) -> None:
@@ -124,7 +126,7 @@ def test_bad_input_ends_in_one_line_and_leaves_nothing(data: Path, capsys: Capsy
         (["zeros.txt"], ["2 sequences, none of which has an element"]),
         (["two.jsonl"], ["2 candidates for the sequence column", "--sequence-column"]),
         (["ok.csv", "--label-column", "kind"], ["no column 'kind'"]),
-        (["ok.csv", "--ranks", "0"], ["--ranks must be ... got 0"]),
+        (["ok.csv", "--processes", "0"], ["--processes must be ... got 0"]),
         (["ok.csv", "--hidden-size", "0"], ["--hidden-size must be ... got 0"]),
         (["ok.csv", "--hidden-size", "1000000"], ["memory must be ... got a model of"]),
         (["ok.csv", "--task", "forecast", "--bidirectional"], ["--bidirectional"]),

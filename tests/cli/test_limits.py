@@ -29,7 +29,16 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for task in ("classify", "forecast"):
         assert (
             main(
-                ["train", str(data), "--task", task, "--out", str(folder / task), *FAST, "--quiet"]
+                [
+                    "train",
+                    str(data),
+                    "--task",
+                    task,
+                    "--output",
+                    str(folder / task),
+                    *FAST,
+                    "--quiet",
+                ]
             )
             == 0
         )
@@ -58,8 +67,8 @@ def test_a_device_that_is_not_there(
     run, data = str(work / "classify"), str(work / "ok.csv")
     before = tree(work)
     for command in (
-        ["train", data, "--out", str(work / "new")],
-        ["train", "--resume", "--out", run, "--epochs", "3"],
+        ["train", data, "--output", str(work / "new")],
+        ["train", "--resume", "--output", run, "--epochs", "3"],
         ["evaluate", run, data],
         ["predict", run, data, "-o", str(work / "p.csv")],
     ):
@@ -83,7 +92,7 @@ def test_a_model_for_which_there_is_no_memory(
     monkeypatch.setattr(memory, "available_memory", lambda: 10**9)
     before = tree(work)
     told = "memory must be ... got a model of ... weights to train, which needs"
-    command = ["train", str(work / "ok.csv"), "--out", str(work / "new"), *options]
+    command = ["train", str(work / "ok.csv"), "--output", str(work / "new"), *options]
     fails(command, capsys, told, "at most the 1,000,000,000 bytes", "--hidden-size")
     assert tree(work) == before
 
@@ -101,13 +110,14 @@ def test_an_embedding_for_which_there_is_no_memory(
     # each weight 9 times.
     needed = 9 * 4 * (4 * 10**8 + 12 * 10**8)
     fails(
-        ["train", str(words), "--out", run, *FAST, "--embedding", "100000000"],
+        ["train", str(words), "--output", run, *FAST, "--embedding", "100000000"],
         capsys,
         f"needs {needed // 10**9:,},",
     )
     assert not Path(run).exists()
     assert (
-        main(["train", str(steps), "--out", run, *FAST, "--embedding", "100000000", "--quiet"]) == 0
+        main(["train", str(steps), "--output", run, *FAST, "--embedding", "100000000", "--quiet"])
+        == 0
     )
 
 
@@ -131,10 +141,12 @@ def test_the_batch_of_a_deep_model_counts_too(
     model = 9 * 4 * weights + memory.TRAINED_TENSOR * tensors
     # 12 sequences of 1 to 4 steps, of which 1 is held out: at most 29 elements, and at least 25.
     monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 29)
-    assert main([*command, "--out", str(tmp_path / "fits")]) == 0
+    assert main([*command, "--output", str(tmp_path / "fits")]) == 0
     monkeypatch.setattr(memory, "available_memory", lambda: model + 4 * 9 * 4 * 20)
-    fails([*command, "--out", str(tmp_path / "run")], capsys, "memory must be ... got a model of")
-    assert main([*command, "--out", str(tmp_path / "run"), "--batch-size", "2"]) == 0
+    fails(
+        [*command, "--output", str(tmp_path / "run")], capsys, "memory must be ... got a model of"
+    )
+    assert main([*command, "--output", str(tmp_path / "run"), "--batch-size", "2"]) == 0
 
 
 def test_weights_are_counted_without_a_model() -> None:
@@ -213,7 +225,7 @@ def test_a_configuration_of_another_model(
 def test_numbers_out_of_range(work: Path, capsys: Capsys, option: str, value: str) -> None:
     """tests/training/test_settings.py has those of all settings."""
     fails(
-        ["train", str(work / "ok.csv"), "--out", str(work / "new"), f"--{option}", value],
+        ["train", str(work / "ok.csv"), "--output", str(work / "new"), f"--{option}", value],
         capsys,
         option,
     )
@@ -228,24 +240,25 @@ def test_paths_that_cannot_be(
     (tmp_path / "p.csv").mkdir()
     monkeypatch.chdir(tmp_path)
     commands: dict[str, list[str]] = {
-        "--out": ["train", data, *FAST, "--out"],
-        "--validation": ["train", data, "--out", "new", *FAST, "--validation"],
-        "--test": ["train", data, "--out", "new", *FAST, "--test"],
-        "data": ["train", "--out", "new", *FAST],
-        "run": ["evaluate"],
+        "training": ["train", data, *FAST, "--output"],
+        "--validation": ["train", data, "--output", "new", *FAST, "--validation"],
+        "--test": ["train", data, "--output", "new", *FAST, "--test"],
+        "DATA": ["train", "--output", "new", *FAST],
+        "RUN": ["evaluate"],
         "--output": ["predict", run, data, "--output"],
         "'--output'": ["bench", "--cells", "gru", "--sizes", "3x5x4", "--output"],
     }
-    for name, command in commands.items():
+    for key, command in commands.items():
+        name = "--output" if key == "training" else key
         for path, piece in (("", "an empty path"), ("a\0b", "which is no valid path")):
             fails([*command, path], capsys, name, piece)
     for path in ("file", "file/below", "/dev/null/run", "x" * 300):
-        fails([*commands["--out"], path], capsys, path[:20])
+        fails([*commands["training"], path], capsys, path[:20])
     for path in ("p.csv", "file/p.csv", "none/p.csv"):
         for name in ("--output", "'--output'"):
             fails([*commands[name], path], capsys, "output must be ")
     # Root may write everywhere.
     monkeypatch.setattr(os, "access", lambda *_: False)
-    for name, path in (("--out", "new"), ("--output", "a.csv")):
+    for name, path in (("training", "new"), ("--output", "a.csv")):
         fails([*commands[name], path], capsys, f"in a writable folder, which {tmp_path} is not")
     assert tree(tmp_path) == {"file": b"mine"}

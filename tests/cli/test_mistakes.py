@@ -25,7 +25,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_rows(folder / "words.jsonl", rows)
     for data, name in (("ok.csv", "run"), ("words.jsonl", "words")):
         assert (
-            main(["train", str(folder / data), "--out", str(folder / name), *FAST, "--quiet"]) == 0
+            main(["train", str(folder / data), "--output", str(folder / name), *FAST, "--quiet"])
+            == 0
         )
     return folder
 
@@ -75,7 +76,7 @@ def test_columns_given_twice_are_joined_or_refused(tmp_path: Path, capsys: Capsy
     rows = [f"{a},{b},{t},{t}\n" for a in "xy" for b in "uv" for t in range(4)]
     (tmp_path / "data.csv").write_text("a,b,time,z\n" + "".join(rows))
     command = ["train", str(tmp_path / "data.csv"), "--task", "forecast", *FAST]
-    out = ["--out", str(tmp_path / "run")]
+    out = ["--output", str(tmp_path / "run")]
     assert main([*command, *out, "--id-column", "a", "--id-column=b"]) == 0
     assert "4 sequences, 16 elements: id column: 'a', 'b' (named)" in capsys.readouterr().out
     twice = ["--sequence-column", "a", "--sequence-column", "b"]
@@ -97,7 +98,14 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(
         lines = [f"n{n},{value},{'ab'[n % 2]}\n" for n, x in enumerate(series) for value in x]
         path.write_text("id,x,y\n" + "".join(lines))
         place = f"row {row} (id 'n{row}'), step 1"
-    command = ["train", str(path), "--out", str(tmp_path / "run"), "--validation-fraction", "0.5"]
+    command = [
+        "train",
+        str(path),
+        "--output",
+        str(tmp_path / "run"),
+        "--validation-fraction",
+        "0.5",
+    ]
     fails(
         command,
         capsys,
@@ -122,7 +130,13 @@ def test_errors_of_data_name_the_flag(
     tmp_path: Path, capsys: Capsys, text: str, options: list[str], flag: str
 ) -> None:
     fails(
-        ["train", str(put(tmp_path / "data.csv", text)), "--out", str(tmp_path / "run"), *options],
+        [
+            "train",
+            str(put(tmp_path / "data.csv", text)),
+            "--output",
+            str(tmp_path / "run"),
+            *options,
+        ],
         capsys,
         flag,
     )
@@ -138,7 +152,7 @@ def test_the_test_part_is_checked_before_the_first_epoch(
 ) -> None:
     data, test = write_steps(tmp_path / "ok.csv"), write_steps(tmp_path / "test.csv", cells=cells)
     before = tree(tmp_path)
-    command = ["train", str(data), "--out", str(tmp_path / "run"), *FAST, "--test", str(test)]
+    command = ["train", str(data), "--output", str(tmp_path / "run"), *FAST, "--test", str(test)]
     fails(command, capsys, piece, "test.csv")
     assert tree(tmp_path) == before
     command[-1] = str(put(tmp_path / "narrow.csv", "id,t,a,label\ns,0,1,x\n"))
@@ -158,7 +172,7 @@ def test_a_run_that_fails_in_its_first_epoch_leaves_nothing(
     command = [
         "train",
         str(write_steps(tmp_path / "ok.csv")),
-        "--out",
+        "--output",
         str(tmp_path / "deep" / "run"),
         *FAST,
     ]
@@ -201,7 +215,9 @@ def test_a_sequence_column_takes_the_place_of_features(tmp_path: Path, capsys: C
     rows = [f"s{n // 2},{'ab'[n % 2]},{n % 3},{'xy'[n // 2 % 2]}\n" for n in range(24)]
     path.write_text("id,word,code,label\n" + "".join(rows))
     named = ["--feature-column", "word", "--categorical-column", "word"]
-    assert main(["train", str(path), *named, "--out", str(tmp_path / "run"), *FAST, "--quiet"]) == 0
+    assert (
+        main(["train", str(path), *named, "--output", str(tmp_path / "run"), *FAST, "--quiet"]) == 0
+    )
     lists = put(
         tmp_path / "lists.jsonl",
         '{"seq": ["a", "b"], "word": ["b"]}\n{"seq": ["b"], "word": ["a"]}\n',
@@ -223,7 +239,7 @@ def test_one_sequence_alone(tmp_path: Path, capsys: Capsys) -> None:
         "tag",
         "--label-column",
         "label",
-        "--out",
+        "--output",
         str(tmp_path / "run"),
         *FAST,
     ]
@@ -268,7 +284,7 @@ def test_a_file_whose_json_is_whole_and_whose_content_is_not(
     if file.startswith("best"):
         command = ["predict", str(run), str(work / "ok.csv"), "-o", str(tmp_path / "p.csv")]
     else:
-        command = ["train", "--resume", "--out", str(run), "--epochs", "3"]
+        command = ["train", "--resume", "--output", str(run), "--epochs", "3"]
     fails(command, capsys, str(run))
     assert tree(tmp_path) == damaged
 
@@ -300,7 +316,7 @@ def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
     work: Path, tmp_path: Path, capsys: Capsys
 ) -> None:
     (tmp_path / "bad.csv").write_text("nothing of the kind")
-    command = ["train", str(tmp_path / "bad.csv"), "--out", str(tmp_path / "run"), *FAST]
+    command = ["train", str(tmp_path / "bad.csv"), "--output", str(tmp_path / "run"), *FAST]
     for part in ("--validation", "--test"):
         fails(
             [*command, part, str(tmp_path / "none.csv")],

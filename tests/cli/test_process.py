@@ -25,7 +25,7 @@ def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
     # Children must find the raglane that is tested here, in an environment without colours.
     path = os.pathsep.join(filter(None, sys.path))
     trained = subprocess.run(
-        [sys.executable, "-m", "raglane", "train", "--epochs", "5", "--out", "run"],
+        [sys.executable, "-m", "raglane", "train", "--epochs", "5", "--output", "run"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
         capture_output=True,
@@ -65,19 +65,19 @@ def test_a_signal_saves_and_says_how_to_go_on(
 ) -> None:
     write_steps(tmp_path / "steps.csv", 60)
     # A training of minutes, past its first checkpoints.
-    options = ["--epochs", "4000", "--hidden-size", "4", "--threads", "1", "--out", "run"]
+    options = ["--epochs", "4000", "--hidden-size", "4", "--threads", "1", "--output", "run"]
     command = start(tmp_path, "train", "steps.csv", *options)
     command.wait_for("epoch 3/")
     command.signal(number)
     assert command.end() == code
     assert command.errors() == ""
-    assert "resume with: raglane train --resume --out run" in command.printed()
+    assert "resume with: raglane train --resume --output run" in command.printed()
     state, _, _ = load_state(tmp_path / "run" / "last")
     assert state.epoch >= 3
     assert load_model(tmp_path / "run").task == "classify"
     assert (tmp_path / "run" / "curves.png").exists()
     ended, resumed, errors = run(
-        tmp_path, "train", "--resume", "--out", "run", "--epochs", str(state.epoch + 2)
+        tmp_path, "train", "--resume", "--output", "run", "--epochs", str(state.epoch + 2)
     )
     assert (ended, errors) == (0, "")
     assert f"epoch {state.epoch + 2}/{state.epoch + 2}" in resumed
@@ -89,7 +89,7 @@ def test_a_disk_that_is_full(tmp_path: Path) -> None:
     write_steps(folder / "steps.csv", 60)
     # A kilobyte for a file: run.json still fits, weights do not.
     code, _, errors = run(
-        folder, "train", "steps.csv", "--hidden-size", "32", "--out", "run", largest_file=1500
+        folder, "train", "steps.csv", "--hidden-size", "32", "--output", "run", largest_file=1500
     )
     assert code == 2
     assert len(errors.splitlines()) == 1
@@ -158,11 +158,11 @@ def test_a_kill_at_the_end_of_an_epoch_loses_no_batch(
     folder.mkdir()
     write_steps(folder / "ok.csv")
     command = ["train", "ok.csv", *FAST, "--epochs", "3", "--checkpoint-minutes", "0", *options]
-    assert start(folder, *command, "--out", "whole", before=_allow_workers).end() == 0
-    killed = start(folder, *command, "--out", "killed", before=partial(_kill_at, *moment))
+    assert start(folder, *command, "--output", "whole", before=_allow_workers).end() == 0
+    killed = start(folder, *command, "--output", "killed", before=partial(_kill_at, *moment))
     assert killed.end() == -signal.SIGKILL
     state = load_state(folder / "killed" / "last")[0]
     assert (state.epoch, state.batch) == saved
-    resumed = start(folder, "train", "--resume", "--out", "killed", before=_allow_workers)
+    resumed = start(folder, "train", "--resume", "--output", "killed", before=_allow_workers)
     assert (resumed.end(), resumed.errors()) == (0, "")
     assert _results(folder / "killed") == _results(folder / "whole")

@@ -95,7 +95,7 @@ def test_a_signal_before_the_startup(monkeypatch: pytest.MonkeyPatch, number: in
 
 
 def test_a_client_that_does_not_read_ends_the_drain_late(runs: Path) -> None:
-    command, where = _started(runs, "one", "--drain", "0.5")
+    command, where = _started(runs, "one", "--shutdown-timeout", "0.5")
     with websockets.connect(
         f"ws://{where}/stream?outputs=true&probabilities=true", max_queue=1
     ) as stream:
@@ -119,7 +119,7 @@ def _is_healthy(where: str) -> bool:
 def test_a_token_in_a_file(runs: Path) -> None:
     (runs / "token").write_text("secret\n")
     command, where = _started(
-        runs, "one", "two", "--token-file", "token", "--client-streams", "7", "--int8"
+        runs, "one", "two", "--token-file", "token", "--max-streams-per-client", "7", "--int8"
     )
     assert "model: one (classify) model: two (classify)" in " ".join(command.printed().split())
     assert httpx2.get(f"http://{where}/metrics").status_code == 401
@@ -189,7 +189,7 @@ def test_hosts(
         return 0
 
     monkeypatch.setattr("raglane.cli.serve._run", run)
-    assert main(["serve", "one", "--port", "0", "--slots", "2", *arguments]) == 0
+    assert main(["serve", "one", "--port", "0", "--max-streams", "2", *arguments]) == 0
     assert answers == codes
 
 
@@ -230,14 +230,14 @@ def test_hosts_of_an_address(host: str, address: str, hosts: list[str] | None) -
         (["one", "--allow-host", "http://x.org"], ["--allow-host must be names or addresses"]),
         (["one", "--host", "256.1.1.1"], ["--port must be a free port", "256.1.1.1"]),
         (["one", "other/one"], ["RUN must be folders of different names", "'one'"]),
-        (["one", "--slots", "0"], ["--slots must be"]),
-        (["one", "--client-streams", "0"], ["--client-streams must be"]),
+        (["one", "--max-streams", "0"], ["--max-streams must be"]),
+        (["one", "--max-streams-per-client", "0"], ["--max-streams-per-client must be"]),
         (["one", "--max-message", "0"], ["--max-message must be"]),
         (["one", "--max-queue", "0"], ["--max-queue must be"]),
         (["one", "--threads", "0"], ["--threads must be"]),
         (["one", "--threads", "9999"], ["--threads must be at most 4096"]),
-        (["one", "--idle", "0"], ["--idle must be"]),
-        (["one", "--drain", "nan"], ["--drain must be"]),
+        (["one", "--idle-timeout", "0"], ["--idle-timeout must be"]),
+        (["one", "--shutdown-timeout", "nan"], ["--shutdown-timeout must be"]),
         (["one", "--token-file", "nothing"], ["--token-file must be a file with a token"]),
         (["one", "--token-file", "empty"], ["a token of visible ASCII characters", "got nothing"]),
     ],

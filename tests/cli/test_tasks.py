@@ -40,7 +40,7 @@ def test_numbers_of_every_form(tmp_path: Path, capsys: Capsys, name: str, target
     rows = [{"values": wave, "y": target(wave)} for wave in _waves()]
     data, run = str(write_rows(tmp_path / "y.jsonl", rows)), str(tmp_path / "run")
     named = ["--sequence-column", "values", "--label-column", "y"]
-    prints(["train", data, "--task", "regress", "--out", run, *named, *FAST], capsys, "(mean: ")
+    prints(["train", data, "--task", "regress", "--output", run, *named, *FAST], capsys, "(mean: ")
     printed = prints(["evaluate", run, data], capsys, "evaluation: R2 ", "MAE ", "points.png")
     assert ("y_1" in printed) == ("two" in name)
     assert main(["predict", run, data, "-o", str(tmp_path / "p.jsonl"), "--quiet"]) == 0
@@ -55,7 +55,7 @@ def test_columns_of_numbers_in_csv(tmp_path: Path, capsys: Capsys) -> None:
         lines += [f"s{number},{step},{x},{number},{number / 2}" for step, x in enumerate(wave)]
     data = put(tmp_path / "sizes.csv", "\n".join(lines) + "\n")
     before = tree(tmp_path)
-    command = ["train", str(data), "--task", "regress", "--out", str(tmp_path / "run"), *FAST]
+    command = ["train", str(data), "--task", "regress", "--output", str(tmp_path / "run"), *FAST]
     fails(command, capsys, "no label column named", "--label-column", "'x,y'")
     fails([*command, "--label-column", "size,weight"], capsys, "no column 'weight'")
     assert tree(tmp_path) == before
@@ -89,7 +89,8 @@ def test_sets_of_labels_of_every_form(tmp_path: Path, capsys: Capsys, target: An
     data, run = str(write_rows(tmp_path / "sets.jsonl", rows)), str(tmp_path / "run")
     named = ["--sequence-column", "values", "--label-column", "kinds"]
     assert (
-        main(["train", data, "--task", "multilabel", "--out", run, *named, *FAST, "--quiet"]) == 0
+        main(["train", data, "--task", "multilabel", "--output", run, *named, *FAST, "--quiet"])
+        == 0
     )
     prints(
         ["evaluate", run, data],
@@ -122,7 +123,14 @@ def test_labels_that_do_not_fit_are_refused(
     data = write_rows(
         tmp_path / "y.jsonl", [{"values": [0.1, 0.2], "y": target} for target in (good, wrong)]
     )
-    named = ["--sequence-column", "values", "--label-column", "y", "--out", str(tmp_path / "run")]
+    named = [
+        "--sequence-column",
+        "values",
+        "--label-column",
+        "y",
+        "--output",
+        str(tmp_path / "run"),
+    ]
     fails(["train", str(data), "--task", task, *named, *FAST], capsys, piece)
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("abc\n")
@@ -137,25 +145,27 @@ def test_forecasts_step_by_step_and_piano_rolls(tmp_path: Path, capsys: Capsys) 
     rolls = [{"values": [[float(x > 0), float(x <= 0)] for x in wave]} for wave in _waves()]
     notes = write_rows(tmp_path / "rolls.jsonl", rolls)
     command = ["train", "--task", "forecast", *FAST]
-    prints([*command, str(data), "--out", str(tmp_path / "waves")], capsys, "(persistence: ")
+    prints([*command, str(data), "--output", str(tmp_path / "waves")], capsys, "(persistence: ")
     printed = prints(
         ["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "2"], capsys, "mean MAE "
     )
     assert [line.split()[0] for line in printed.splitlines()[1:4]] == ["step", "1", "2"]
-    assert main([*command, str(notes), "--out", str(tmp_path / "rolls")]) == 0
+    assert main([*command, str(notes), "--output", str(tmp_path / "rolls")]) == 0
     assert (
         "loss: bce, because all channels are 0 or 1; for squared errors: --loss mse"
         in capsys.readouterr().out
     )
     assert (
-        main(["train", "--resume", "--out", str(tmp_path / "rolls"), "--epochs", "3", "--quiet"])
+        main(["train", "--resume", "--output", str(tmp_path / "rolls"), "--epochs", "3", "--quiet"])
         == 0
     )
     prints(["evaluate", str(tmp_path / "rolls"), str(notes)], capsys, "independent nats ")
     halves = write_rows(tmp_path / "halves.jsonl", [{"values": [[0.5, 1.0], [0.5, 0.0]]}])
     fails(["evaluate", str(tmp_path / "rolls"), str(halves)], capsys, "0 or 1 for the loss bce")
     fails(
-        [*command, str(data), "--loss", "bce", "--out", str(tmp_path / "no")], capsys, "--loss mse"
+        [*command, str(data), "--loss", "bce", "--output", str(tmp_path / "no")],
+        capsys,
+        "--loss mse",
     )
     fails(
         ["evaluate", str(tmp_path / "waves"), str(data), "--horizon", "8"],
@@ -168,7 +178,7 @@ def test_language_models(tmp_path: Path, capsys: Capsys) -> None:
     text = put(
         tmp_path / "words.txt", "the dog sees a cat\n\na cat sees the dog\nthe cat sleeps\n" * 4
     )
-    assert main(["train", str(text), "--out", str(tmp_path / "text"), *FAST]) == 0
+    assert main(["train", str(text), "--output", str(tmp_path / "text"), *FAST]) == 0
     assert "task: language (guessed; --task chooses)" in capsys.readouterr().out
     command = ["train", str(text), "--task", "language", *FAST]
     for split in ("characters", "words", "bytes"):
@@ -187,7 +197,7 @@ def test_language_models(tmp_path: Path, capsys: Capsys) -> None:
             "bits per token ",
             f"next: raglane sample {run}",
         )
-        prints([*command, "--out", run, *more, "--cell", "lstm"], capsys, *pieces)
+        prints([*command, "--output", run, *more, "--cell", "lstm"], capsys, *pieces)
         prints(
             ["evaluate", run, str(text)],
             capsys,
@@ -230,7 +240,7 @@ def test_language_models(tmp_path: Path, capsys: Capsys) -> None:
                 str(data),
                 "--task",
                 "forecast",
-                "--out",
+                "--output",
                 str(tmp_path / "waves"),
                 *FAST,
                 "--quiet",
@@ -262,7 +272,7 @@ def test_the_task_is_guessed_from_the_label(
         "values",
         "--label-column",
         "label",
-        "--out",
+        "--output",
         str(tmp_path / "run"),
     ]
     assert ("guessed; --task chooses" in prints(["train", str(data), *named, *FAST], capsys)) == (
@@ -271,7 +281,7 @@ def test_the_task_is_guessed_from_the_label(
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["task"] == task
     data.write_text('{"values": [1.0], "label": null}\n')
     fails(
-        ["train", str(data), "--out", str(tmp_path / "no"), *FAST],
+        ["train", str(data), "--output", str(tmp_path / "no"), *FAST],
         capsys,
         "data with a label in each row",
     )
@@ -282,7 +292,7 @@ def test_a_task_is_not_guessed_against_the_label(tmp_path: Path, capsys: Capsys)
     # names the true reason.
     rows = [f"{number},{step},{number + 0.5}\n" for number in range(4) for step in range(3)]
     data = put(tmp_path / "cost.csv", "id,x,cost\n" + "".join(rows))
-    run = ["--out", str(tmp_path / "run"), "--overwrite", *FAST]
+    run = ["--output", str(tmp_path / "run"), "--overwrite", *FAST]
     for more in ([], ["--on-bad-row", "skip"]):
         prints(
             ["train", str(data), "--label-column", "cost", *more, *run],
@@ -327,7 +337,8 @@ def test_a_task_is_not_guessed_against_the_label(tmp_path: Path, capsys: Capsys)
 def test_texts_and_whole_numbers(tmp_path: Path, capsys: Capsys) -> None:
     data = put(tmp_path / "texts.csv", "text,label\n" + "guten Tag,de\ngood day,en\n" * 6)
     printed = prints(
-        ["train", str(data), "--out", str(tmp_path / "run"), "--split", "characters", *FAST], capsys
+        ["train", str(data), "--output", str(tmp_path / "run"), "--split", "characters", *FAST],
+        capsys,
     )
     assert "each row is a sequence, the text of 'text'" in printed
     assert "the texts of 'text' are split into characters" in printed
@@ -357,7 +368,7 @@ def test_texts_and_whole_numbers(tmp_path: Path, capsys: Capsys) -> None:
         command = [
             "train",
             str(numbers),
-            "--out",
+            "--output",
             str(tmp_path / "run"),
             "--overwrite",
             *more,
@@ -393,7 +404,7 @@ def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: Capsys) -> None:
             "--label-column",
             label,
             *values,
-            "--out",
+            "--output",
             str(tmp_path / f"{number}"),
             *FAST,
         ]
@@ -408,7 +419,8 @@ def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: Capsys) -> None:
     )
     for loss in ("bce", "mse"):
         assert (
-            main(["train", str(rolls), "--loss", loss, "--out", str(tmp_path / loss), *FAST]) == 0
+            main(["train", str(rolls), "--loss", loss, "--output", str(tmp_path / loss), *FAST])
+            == 0
         )
         assert "task: forecast (guessed; --task chooses)" in capsys.readouterr().out
     fails(["train", str(data), "--loss", "quantile", "--label-column", "y", *values], capsys, "'y'")
@@ -438,7 +450,7 @@ def _train(data: Path, out: Path, *options: str) -> int:
         [
             "train",
             str(data),
-            "--out",
+            "--output",
             str(out),
             "--label-column",
             "label",
@@ -490,7 +502,15 @@ def test_mistakes(
     data: Path, tmp_path: Path, capsys: Capsys, options: list[str], piece: str
 ) -> None:
     fails(
-        ["train", str(data), "--label-column", "label", "--out", str(tmp_path / "run"), *options],
+        [
+            "train",
+            str(data),
+            "--label-column",
+            "label",
+            "--output",
+            str(tmp_path / "run"),
+            *options,
+        ],
         capsys,
         piece,
     )
@@ -502,7 +522,7 @@ def test_mistakes(
     "options", [*(["--cell", cell] for cell in LAYERS), ["--layer-norm"]], ids=" ".join
 )
 def test_japanese_vowels(tmp_path: Path, capsys: Capsys, options: list[str]) -> None:
-    assert main(["train", "--out", str(tmp_path / "run"), "--threads", "1", *options]) == 0
+    assert main(["train", "--output", str(tmp_path / "run"), "--threads", "1", *options]) == 0
     line = next(
         line for line in capsys.readouterr().out.splitlines() if line.startswith("test: accuracy")
     )
@@ -552,7 +572,7 @@ def test_grud_requires_features(tmp_path: Path, capsys: Capsys) -> None:
         "elapsed",
         "--label-column",
         "kind",
-        "--out",
+        "--output",
         str(tmp_path / "run"),
     ]
     fails(

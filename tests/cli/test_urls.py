@@ -94,7 +94,7 @@ def test_old_copies_are_removed_when_another_is_made(
         "--validation-fraction",
         "0",
     ]
-    assert main([*train, "--out", "one", "--epochs", "1"]) == 0
+    assert main([*train, "--output", "one", "--epochs", "1"]) == 0
     (place,) = stores.copies().iterdir()
 
     def kept_after_another() -> bool:
@@ -116,4 +116,4 @@ def test_old_copies_are_removed_when_another_is_made(
     # The copy that is fetched remains, however large it is.
     assert len(list(stores.copies().iterdir())) == 1
     # A run whose data was removed is resumed with the URL.
-    assert main([*train, "--out", "one", "--epochs", "2", "--resume"]) == 0
+    assert main([*train, "--output", "one", "--epochs", "2", "--resume"]) == 0

@@ -141,7 +141,7 @@ def test_predictions_have_the_names_of_the_users_columns(tmp_path: Path) -> None
     data.write_text("shop,item,day,sold\n" + "".join(rows))
     run = str(tmp_path / "run")
     fast = ["--epochs", "1", "--hidden-size", "4", "--threads", "1", "--quiet"]
-    named = ["--task", "forecast", "--id-column", "shop,item", "--out", run]
+    named = ["--task", "forecast", "--id-column", "shop,item", "--output", run]
     assert main(["train", str(data), *named, *fast]) == 0
     output = tmp_path / "p.csv"
     assert main(["predict", run, str(data), "-o", str(output), "--id-column", "shop,item"]) == 0

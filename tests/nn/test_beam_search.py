@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
 from raglane.nn import Hypotheses, beam_search
 from raglane.ragged import Ragged
@@ -496,3 +497,15 @@ def test_wrong_arguments(wrong: dict[str, Any], error: type[RaglaneError], text:
     search: Callable[..., Hypotheses] = beam_search
     with pytest.raises(error, match=text):
         search(**{"max_length": 3} | _GOOD | wrong)
+
+
+def test_what_is_printed_is_short() -> None:
+    tokens = rl.Ragged([[*range(20)], [1]] * 9)
+    found = rl.nn.Hypotheses(tokens, torch.arange(18.0), torch.arange(19))
+    lines = repr(found).splitlines()
+    assert len(lines) == 6
+    assert lines[0] == "Hypotheses: 18 of 18 items, the best of each:"
+    assert lines[2] == "  1: [1], score 1"
+    assert lines[5] == "  ... 14 more"
+    edits = rl.nn.edit_distance(rl.Ragged([[1, 2], [3]]), rl.Ragged([[1], [4]]))
+    assert repr(edits) == "Edits(2 items: 1 insertions, 0 deletions, 1 substitutions; rate 1)"

@@ -143,7 +143,7 @@ def test_memory_limits_the_batch(machine: list[Measured], monkeypatch: pytest.Mo
     ):
         _plan(memory=1)
     monkeypatch.setattr(advice, "available_memory", lambda: 1e9)
-    one, four = (_plan(ranks=ranks, threads=[1], backends=["cpu"]) for ranks in (1, 4))
+    one, four = (_plan(processes=ranks, threads=[1], backends=["cpu"]) for ranks in (1, 4))
     assert one.most_elements == pytest.approx(4 * four.most_elements, rel=0.01)
     assert one.memory_limit.elements == pytest.approx(four.memory_limit.elements, rel=0.01)
     # 8 batches: one process has at most 32 of the 264 sequences in a batch, each of four has 8.
@@ -159,11 +159,11 @@ def test_a_limit_by_elements_is_of_sequences_of_mean_length(machine: list[Measur
     assert {row.batch_elements for row in rows} - {None} == {40, 160}
     assert all((row.batch_size is None) != (row.batch_elements is None) for row in rows)
     assert {row.limit.too_long for row in rows} == {"alone"}
-    uneven = _plan([2] * 500 + [100] * 12, ranks=8, batch_sizes=[8])
+    uneven = _plan([2] * 500 + [100] * 12, processes=8, batch_sizes=[8])
     assert all(1 < row.rank_spread <= 8 for row in uneven.rows if row.batch_size == 8)
     assert all(
         row.rank_spread == pytest.approx(1)
-        for row in _plan([5] * 512, ranks=8, batch_sizes=[8]).rows
+        for row in _plan([5] * 512, processes=8, batch_sizes=[8]).rows
     )
 
 
@@ -193,7 +193,7 @@ def test_a_busy_machine_is_said_and_not_kept(
 
 
 def test_print_shows_what_matters(machine: list[Measured]) -> None:
-    found = _plan(layer=rl.nn.GRU(3, 4, bidirectional=True), ranks=2, backends=None)
+    found = _plan(layer=rl.nn.GRU(3, 4, bidirectional=True), processes=2, backends=None)
     text = str(found)
     assert "GRU(3, 4, bidirectional=True)" in text
     assert f"best: {found.best}" in text
@@ -279,7 +279,7 @@ def test_a_long_tail_is_named(machine: list[Measured]) -> None:
         ({"fresh": "yes"}, "fresh must be "),
         *(
             ({name: number}, f"{name} must be .*got {number}")
-            for name, number in (("ranks", 0), ("memory", 0))
+            for name, number in (("processes", 0), ("memory", 0))
         ),
         *(
             ({"threads": x}, f"threads must be .*got {got}")

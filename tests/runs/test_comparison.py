@@ -37,7 +37,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 [
                     "train",
                     str(data),
-                    "--out",
+                    "--output",
                     str(folder / name),
                     *FAST,
                     *more,
@@ -203,7 +203,7 @@ def test_any_changed_value_is_one_line_or_good(
     shutil.copytree(runs / "a", run)
     content = (run / name).read_bytes()
     is_state = name == "last/training.json"
-    command = ["train", "--resume", "--out", str(run)] if is_state else ["compare", str(run)]
+    command = ["train", "--resume", "--output", str(run)] if is_state else ["compare", str(run)]
     for number, leaf in enumerate(_leaves(json.loads(content))):
         value = 10**30 if is_state else ("x", 10**30, None)[number % 3]
         changed = json.loads(content)
@@ -269,7 +269,7 @@ def test_a_logger_gets_every_epoch(tmp_path: Path, capsys: Capsys) -> None:
     out = tmp_path / "run"
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    assert main(["train", data, "--out", str(out), *FAST, "--logger", "tensorboard", "-q"]) == 0
+    assert main(["train", data, "--output", str(out), *FAST, "--logger", "tensorboard", "-q"]) == 0
     events = reader.EventAccumulator(str(out / "logs"))
     events.Reload()
     history = read_csv(out / "curves.csv")
@@ -291,7 +291,7 @@ def test_a_logger_that_cannot_begin_is_one_line(
     command = [
         "train",
         str(write_steps(tmp_path / "steps.csv")),
-        "--out",
+        "--output",
         str(tmp_path / "run"),
         *FAST,
         "-q",

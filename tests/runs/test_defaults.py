@@ -69,7 +69,7 @@ def test_a_run_states_the_length_and_repeats_it(tmp_path: Path, capsys: Capsys) 
                 data,
                 "--sequence-column",
                 "name",
-                "--out",
+                "--output",
                 str(run),
                 *quick,
                 "--patience",
@@ -166,7 +166,8 @@ def test_the_last_line_is_advice(tmp_path: Path, capsys: Capsys) -> None:
     )
     data, out = _texts(tmp_path / "n.csv", ["aa", "bbbbbbbb"] * 9), str(tmp_path / "run")
     assert (
-        main(["train", data, "--sequence-column", "name", "--lr", "0.01", "--out", out, *FAST]) == 0
+        main(["train", data, "--sequence-column", "name", "--lr", "0.01", "--output", out, *FAST])
+        == 0
     )
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == "note: the last epoch was the best: try --epochs 4 or --hidden-size 8"
@@ -179,7 +180,7 @@ def test_words_are_split_into_characters(tmp_path: Path, capsys: Capsys) -> None
         ["anna", "eve", "van der", *("xy" * length for length in range(1, 20))],
     )
     train = ["train", data, "--sequence-column", "name", "--validation", data, *FAST]
-    assert main([*train, "--out", str(tmp_path / "run")]) == 0
+    assert main([*train, "--output", str(tmp_path / "run")]) == 0
     assert (
         "texts of one word are split into characters; --split words keeps them whole"
         in capsys.readouterr().out
@@ -188,8 +189,8 @@ def test_words_are_split_into_characters(tmp_path: Path, capsys: Capsys) -> None
     assert run.preprocessor.split == "characters"
     # New data is read in the same way, whatever its texts are, and so is the data of a resumed run.
     assert run.read(["many words here"], need_labels=False).lengths.tolist() == [15]
-    assert main(["train", "--resume", "--out", str(tmp_path / "run"), "--epochs", "3"]) == 0
-    assert main([*train, "--out", str(tmp_path / "words"), "--split", "words"]) == 0
+    assert main(["train", "--resume", "--output", str(tmp_path / "run"), "--epochs", "3"]) == 0
+    assert main([*train, "--output", str(tmp_path / "words"), "--split", "words"]) == 0
     assert (
         "21 of 22 sequences have at most one element: to split texts into"
         in capsys.readouterr().out
@@ -207,7 +208,7 @@ def test_the_end_of_one_series_is_held_out(tmp_path: Path, capsys: Capsys) -> No
         + "".join(f"{2000 + row // 12}-{row % 12 + 1:02},{x}\n" for row, x in enumerate(_WAVE))
     )
     out = prints(
-        ["train", str(path), "--task", "forecast", "--out", str(tmp_path / "run"), *FAST], capsys
+        ["train", str(path), "--task", "forecast", "--output", str(tmp_path / "run"), *FAST], capsys
     )
     assert "no id column: all rows are one series" in out
     assert "training: 1 sequence, 36 elements of 1 channel" in out
@@ -226,7 +227,7 @@ def test_the_end_of_one_series_is_held_out(tmp_path: Path, capsys: Capsys) -> No
 def test_backtests_from_several_origins() -> None:
     run = rl.fit([_WAVE], task="forecast", epochs=1, validation_fraction=0, **_QUICK)
     records = run.read([_WAVE])
-    table = evaluate(run.saved, records, horizon=3, origins=4).measured.table
+    table = evaluate(run.saved, records, horizon=3, backtests=4).measured.table
     heads = [_WAVE[: 40 - 3 * back] for back in range(1, 5)]
     predicted = np.array(run.predict(heads, horizon=3)["prediction"])[:, :, 0]
     truth = np.array([_WAVE[len(head) : len(head) + 3] for head in heads])
@@ -234,6 +235,6 @@ def test_backtests_from_several_origins() -> None:
         np.abs(predicted - truth).mean(0), rel=1e-4
     )
     # Origins before the first element are left out.
-    assert evaluate(run.saved, records, horizon=30, origins=9).measured.table[0]["step"] == 1
-    with pytest.raises(ArgumentError, match="origins must be 1 for forecasts of one step, got 2"):
-        run.evaluate([_WAVE], origins=2)
+    assert evaluate(run.saved, records, horizon=30, backtests=9).measured.table[0]["step"] == 1
+    with pytest.raises(ArgumentError, match="backtests must be 1 for forecasts of one step, got 2"):
+        run.evaluate([_WAVE], backtests=2)

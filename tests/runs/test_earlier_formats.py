@@ -30,8 +30,21 @@ def test_the_model_gives_the_same_predictions(run: Path) -> None:
 
 def test_training_continues(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run)
-    assert main(["train", "--resume", "--out", str(run), "--epochs", "3", "--quiet"]) == 0
+    assert main(["train", "--resume", "--output", str(run), "--epochs", "3", "--quiet"]) == 0
     assert json.loads((run / "run.json").read_text())["format_version"] == 3
     assert json.loads((run / "run.json").read_text())["settings"]["pooling"] == "final"
     lines = (run / "curves.csv").read_text().splitlines()
     assert len(lines) == 4
+
+
+def test_its_options_are_a_config(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run)
+    again = ["train", "--config", "run.toml", "--output", "again", "--epochs", "1", "--quiet"]
+    assert main(again) == 0
+    settings = json.loads((run / "again" / "run.json").read_text())["settings"]
+    assert (settings["pooling"], settings["too_long"], settings["missing"]) == (
+        "final",
+        "chunk",
+        "raise",
+    )
+    assert settings["processes"] == 1

@@ -64,7 +64,7 @@ def test_it_is_the_command(tmp_path: Path) -> None:
     ]
     for number, (flags, options) in enumerate(cases):
         told, own = tmp_path / f"told{number}", tmp_path / f"own{number}"
-        assert main(["train", str(data), "--out", str(told), *FAST, *flags, "--quiet"]) == 0
+        assert main(["train", str(data), "--output", str(told), *FAST, *flags, "--quiet"]) == 0
         assert rl.fit(data, out=own, **_QUICK, **options).folder == own
         assert tree(told / "best") == tree(own / "best")
         assert (told / "run.json").read_bytes() == (own / "run.json").read_bytes()

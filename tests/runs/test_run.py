@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow
 import pytest
 import torch
 
@@ -40,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     data,
                     "--task",
                     task,
-                    "--out",
+                    "--output",
                     str(folder / task),
                     *FAST,
                     *more,
@@ -161,7 +162,7 @@ def test_a_run_is_described_in_a_line(place: Path) -> None:
     predictions = run.predict(np.zeros((30, 2, 2)))
     assert len(repr(predictions).splitlines()) == 13
     assert repr(predictions).endswith("... 20 more")
-    assert list(predictions.frame().columns) == ["id", "prediction", "probability"]
+    assert list(predictions.to_pandas().columns) == ["id", "prediction", "probability"]
 
 
 def test_mistakes(place: Path, tmp_path: Path) -> None:
@@ -201,6 +202,51 @@ def test_a_run_with_data_in_memory_goes_on_in_python(tmp_path: Path, capsys: Cap
     folder = tmp_path / "run"
     rl.fit([[1.0], [2.0]] * 4, ["a", "b"] * 4, epochs=1, hidden_size=2, out=folder)
     fails(
-        ["train", "--resume", "--out", str(folder)], capsys, "data in memory", "rl.fit(data, out="
+        ["train", "--resume", "--output", str(folder)],
+        capsys,
+        "data in memory",
+        "rl.fit(data, out=",
     )
     fails(["evaluate", str(folder)], capsys, "this run has no test data")
+
+
+def test_results_are_read_as_a_mapping_and_as_rows(tmp_path: Path) -> None:
+    run = rl.fit(
+        [[0.1, 0.9], [0.8, 0.2]] * 8,
+        ["up", "down"] * 8,
+        epochs=2,
+        hidden_size=4,
+        out=tmp_path / "r",
+    )
+    found = run.evaluate([[0.2, 0.7], [0.9, 0.1]], ["up", "down"])
+    assert dict(found) == found.numbers
+    assert "accuracy" in found
+    assert found.get("none") is None
+    assert next(iter(found)) == "loss"
+    answers = run.predict([[0.2, 0.7], [0.9, 0.1]])
+    assert "prediction" in answers
+    assert [*answers] == [answers[0], answers[1]]
+    assert [*answers.keys()] == ["id", "prediction", "probability"]
+    assert answers[-1] == {name: answers[name][1] for name in answers.keys()}  # noqa: SIM118
+    assert pyarrow.table(answers).to_pydict() == answers.columns
+    with pytest.raises(IndexError, match="row must be from -2 to 1, for 2 rows, got 2"):
+        answers[2]
+    loaded = rl.load(tmp_path / "r")
+    assert run.history == loaded.history
+    assert [row["epoch"] for row in loaded.history] == [1, 2]
+    assert rl.load(tmp_path / "r" / "best").history == []
+    assert (
+        repr(run.read([[0.1, 0.2]] * 3, need_labels=False))
+        == "Dataset(3 sequences, 1 channel; data)"
+    )
+
+
+def test_texts_from_python_are_those_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = rl.fit(
+        ["abab", "abba", "baba"] * 4, task="language", epochs=2, hidden_size=4, out=tmp_path / "r"
+    )
+    capsys.readouterr()
+    assert main(["sample", str(tmp_path / "r"), "--count", "2", "--seed", "3"]) == 0
+    assert run.generate(count=2, seed=3) == capsys.readouterr().out.splitlines()

@@ -63,7 +63,7 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     command = [
         "tune",
         str(data),
-        "--out",
+        "--output",
         str(out),
         "--config",
         str(search),
@@ -114,7 +114,7 @@ def test_the_best_trial_becomes_a_run_and_the_study_goes_on(tmp_path: Path, caps
     fails(
         ["tune", str(other), *command[2:]],
         capsys,
-        "--out must be the folder of a study of the same sequences",
+        "--output must be the folder of a study of the same sequences",
         "a study of other data",
     )
     fails(
@@ -185,30 +185,30 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: Capsys) -> None:
     (tmp_path / "empty" / "study.db").touch()
     before = tree(tmp_path)
     fails(
-        ["tune", data, "--out", str(full), *_FIXED],
+        ["tune", data, "--output", str(full), *_FIXED],
         capsys,
-        "--out must be a new folder",
+        "--output must be a new folder",
         "which contains other files",
     )
     fails(
-        ["tune", data, "--out", f"{data}/below", *_FIXED],
+        ["tune", data, "--output", f"{data}/below", *_FIXED],
         capsys,
-        "--out must be in a writable folder",
+        "--output must be in a writable folder",
     )
     fails(
-        ["tune", data, "--out", str(broken), *_FIXED],
+        ["tune", data, "--output", str(broken), *_FIXED],
         capsys,
         "study.db must be ",
         "a complete study that Raglane wrote",
     )
     fails(
-        ["tune", data, "--out", str(tmp_path / "lost"), *_FIXED],
+        ["tune", data, "--output", str(tmp_path / "lost"), *_FIXED],
         capsys,
         "study.db must be ",
         "but a folder trials",
     )
     fails(
-        ["tune", data, "--out", str(tmp_path / "empty"), *_FIXED],
+        ["tune", data, "--output", str(tmp_path / "empty"), *_FIXED],
         capsys,
         "study.db must be ",
         "no study in it",
@@ -220,7 +220,7 @@ def test_mistakes_end_in_one_line(tmp_path: Path, capsys: Capsys) -> None:
         (["--validation-fraction", "0"], "losses a search can compare"),
         (["--batch-size", "auto"], "a number in a search"),
     ):
-        fails(["tune", data, "--out", str(out), *more], capsys, piece)
+        fails(["tune", data, "--output", str(out), *more], capsys, piece)
     after = {
         name: content for name, content in tree(tmp_path).items() if not name.endswith(".turn")
     }
@@ -240,7 +240,7 @@ def test_a_validation_part_without_a_target_is_an_error(tmp_path: Path, capsys: 
         "forecast",
         "--validation",
         short,
-        "--out",
+        "--output",
         str(tmp_path / "study"),
         *_FIXED,
     ]
@@ -256,7 +256,7 @@ def test_a_search_without_a_result_ends_with_the_reason(tmp_path: Path, capsys: 
     command = [
         "tune",
         str(tmp_path / "one.jsonl"),
-        "--out",
+        "--output",
         str(tmp_path / "study"),
         "--trials",
         "2",
@@ -284,14 +284,14 @@ def test_ranks_of_torchrun_do_not_search(
     command = [
         "tune",
         str(write_steps(tmp_path / "steps.csv")),
-        "--out",
+        "--output",
         str(tmp_path / "study"),
         *_FIXED,
     ]
     fails(
         command,
         capsys,
-        "--ranks must be processes on this machine in a search, got those of torchrun",
+        "--processes must be processes on this machine in a search, got those of torchrun",
     )
 
 
@@ -299,7 +299,7 @@ def test_a_study_goes_on_with_other_hardware(tmp_path: Path) -> None:
     command = [
         "tune",
         str(write_steps(tmp_path / "steps.csv")),
-        "--out",
+        "--output",
         str(tmp_path / "study"),
         *_FIXED,
     ]
@@ -399,7 +399,7 @@ def test_trials_of_other_processes_count() -> None:
 
 def test_a_killed_trial_goes_on_and_time_ends_a_search(tmp_path: Path, capsys: Capsys) -> None:
     data, out = write_steps(tmp_path / "steps.csv"), tmp_path / "study"
-    command = ["tune", str(data), "--out", str(out), *FAST, "--lr", "0.01", "--epochs", "100000"]
+    command = ["tune", str(data), "--output", str(out), *FAST, "--lr", "0.01", "--epochs", "100000"]
     (folder := tmp_path / "here").mkdir()
     process = start(folder, *command, "--quiet")
     checkpoint = out / "trials" / "0000" / "last" / "training.json"
@@ -433,7 +433,7 @@ def test_without_optuna_one_line_names_the_extra(
     monkeypatch.setitem(sys.modules, "optuna", None)
     data = str(write_steps(tmp_path / "steps.csv"))
     fails(
-        ["tune", data, "--out", str(tmp_path / "out")],
+        ["tune", data, "--output", str(tmp_path / "out")],
         capsys,
         "optuna is not installed",
         "raglane[tune]",

@@ -29,7 +29,7 @@ def make_plan(
     lengths: Tensor,
     layer: nn.Module,
     *,
-    ranks: int = 1,
+    processes: int = 1,
     fresh: bool = False,
     progress: Callable[[float], object] = lambda _: None,
 ) -> Plan:
@@ -39,7 +39,7 @@ def make_plan(
     progress(1.0)
     sizes = [size for size in _SIZES if size <= len(known)] or [len(known)]
     rows = [
-        _row(known, size, bucketed, *way, ranks=ranks)
+        _row(known, size, bucketed, *way, ranks=processes)
         for way in _WAYS
         for size in sizes
         for bucketed in (False, True)
@@ -55,14 +55,14 @@ def make_plan(
         "rows": tuple(rows),
         "best": best,
         "best_by_elements": best,
-        "why": words.why(best, rows, ranks),
+        "why": words.why(best, rows, processes),
         "others": others,
         "most_elements": 1_000_000,
         "most_bytes": None,
         "tail": tail,
         "layer": repr(layer),
         "count": len(known),
-        "ranks": ranks,
+        "ranks": processes,
         "busy": fresh,
     }
     return Plan(**{field.name: held[field.name] for field in fields(Plan)})

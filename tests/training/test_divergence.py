@@ -37,7 +37,7 @@ def test_a_learning_rate_that_is_far_too_large(
     command = [
         "train",
         data,
-        "--out",
+        "--output",
         str(tmp_path / "run"),
         *FAST,
         "--quiet",
@@ -80,7 +80,7 @@ def test_a_loss_that_is_not_finite(
         data,
         "--task",
         "forecast",
-        "--out",
+        "--output",
         str(tmp_path / "run"),
         *FAST,
         "--optimizer",
@@ -100,7 +100,7 @@ def test_a_loss_that_is_not_finite(
 
 def test_the_best_model_until_then_is_kept(data: str, tmp_path: Path, capsys: Capsys) -> None:
     run = tmp_path / "run"
-    command = ["train", data, "--out", str(run), *_GROWING, "--epochs", "30", "--quiet"]
+    command = ["train", data, "--output", str(run), *_GROWING, "--epochs", "30", "--quiet"]
     pieces = (
         "a training loss of",
         "which began at",
@@ -124,7 +124,7 @@ def test_the_best_model_until_then_is_kept(data: str, tmp_path: Path, capsys: Ca
     before = tree(tmp_path)
     # A resumed run would diverge again.
     for options in ([], ["--epochs", "60"], ["--device", "cpu"]):
-        resume = ["train", "--resume", "--out", str(run), *options]
+        resume = ["train", "--resume", "--output", str(run), *options]
         pieces = (
             "resume must be ",
             "a run that diverged: a training loss of",
@@ -139,13 +139,13 @@ def test_the_best_model_until_then_is_kept(data: str, tmp_path: Path, capsys: Ca
     description = json.loads((run / "run.json").read_text())
     (run / "run.json").write_text(json.dumps(description | {"diverged": None}))
     fails(
-        ["train", "--resume", "--out", str(run), "--quiet"],
+        ["train", "--resume", "--output", str(run), "--quiet"],
         capsys,
         "lr must be ... got 0.003",
         code=3,
     )
     assert json.loads((run / "run.json").read_text()) == description
-    assert main(["train", data, "--out", str(run), *FAST, "--overwrite", "--quiet"]) == 0
+    assert main(["train", data, "--output", str(run), *FAST, "--overwrite", "--quiet"]) == 0
     assert json.loads((run / "run.json").read_text())["diverged"] is None
 
 
@@ -164,7 +164,7 @@ def test_ctrl_c_saves_no_model_that_has_diverged(
         data,
         "--task",
         "forecast",
-        "--out",
+        "--output",
         str(tmp_path / "run"),
         *FAST,
         "--optimizer",
@@ -182,7 +182,7 @@ def test_nothing_to_learn_from_is_no_divergence(tmp_path: Path, capsys: Capsys) 
         str(single),
         "--task",
         "forecast",
-        "--out",
+        "--output",
         str(tmp_path / "run"),
         *FAST,
         "--quiet",
@@ -240,7 +240,7 @@ def test_warnings_of_a_loss_that_grows(data: str, tmp_path: Path, capsys: Capsys
     command = [
         "train",
         data,
-        "--out",
+        "--output",
         str(tmp_path / "run"),
         *_GROWING,
         "--epochs",

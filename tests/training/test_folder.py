@@ -35,7 +35,7 @@ def work(tmp_path: Path) -> Path:
         str(data),
         "--test",
         str(data),
-        "--out",
+        "--output",
         str(tmp_path / "run"),
         *FAST,
         "--quiet",
@@ -52,7 +52,7 @@ def _overwrite(work: Path, *options: str) -> list[str]:
         data,
         "--test",
         data,
-        "--out",
+        "--output",
         str(work / "run"),
         *FAST,
         "--quiet",
@@ -129,12 +129,12 @@ def test_the_next_command_restores_the_old_run(work: Path, command: str, capsys:
     before = tree(work)
     _kill_while_replacing(run)
     commands = {
-        "resume": ["train", "--resume", "--out", str(run)],
+        "resume": ["train", "--resume", "--output", str(run)],
         "evaluate": ["evaluate", str(run), data],
         "predict": ["predict", str(run), data, "-o", str(work / "p.csv")],
         "overwrite": _overwrite(work),
     }
-    fails(["train", data, "--out", str(run)], capsys, "which contains a run")
+    fails(["train", data, "--output", str(run)], capsys, "which contains a run")
     assert main(commands[command]) == 0
     said = (
         "the run that --overwrite was replacing is restored, because the new one had no checkpoint"
@@ -203,7 +203,7 @@ def test_resume_writes_the_missing_files_of_a_complete_run(work: Path, capsys: C
         for name in gone:
             (run / name).unlink()
         (run / ".evaluation.json.partial").write_text("{")
-        printed = prints(["train", "--resume", "--out", str(run)], capsys)
+        printed = prints(["train", "--resume", "--output", str(run)], capsys)
         assert "training is complete at epoch 2; pass e.g. --epochs 12 to continue" in printed
         assert "best: epoch " in printed
         assert "test: accuracy " in printed
@@ -215,7 +215,7 @@ def test_a_run_that_stopped_early_is_complete(work: Path, capsys: Capsys) -> Non
     command = [
         "train",
         str(work / "ok.csv"),
-        "--out",
+        "--output",
         str(run),
         *FAST[2:],
         "--epochs",
@@ -227,8 +227,8 @@ def test_a_run_that_stopped_early_is_complete(work: Path, capsys: Capsys) -> Non
     before = tree(run)
     rows = len((run / "curves.csv").read_text().splitlines())
     assert rows < 60
-    assert main(["train", "--resume", "--out", str(run)]) == 0
+    assert main(["train", "--resume", "--output", str(run)]) == 0
     assert tree(run) == before
     assert "training is complete" in capsys.readouterr().out
-    assert main(["train", "--resume", "--out", str(run), "--patience", "4", "--quiet"]) == 0
+    assert main(["train", "--resume", "--output", str(run), "--patience", "4", "--quiet"]) == 0
     assert len((run / "curves.csv").read_text().splitlines()) > rows

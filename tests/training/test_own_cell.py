@@ -36,7 +36,7 @@ def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copy(EXAMPLE, tmp_path / "cells" / "mine.py")
     write_steps(tmp_path / "ok.csv")
     cell = ["--cell", "cells/mine.py:TwoSpeeds", "--num-layers", "2", "--bidirectional"]
-    assert main(["train", "ok.csv", *cell, *FAST, "--quiet", "--out", "run"]) == 0
+    assert main(["train", "ok.csv", *cell, *FAST, "--quiet", "--output", "run"]) == 0
     start_afresh(monkeypatch)
     return tmp_path
 
@@ -59,7 +59,7 @@ def commands_of(run: str) -> list[list[str]]:
         ["evaluate", run, "ok.csv"],
         ["sample", run],
         ["export", run, "-o", "model.onnx"],
-        ["train", "--resume", "--out", run, "--epochs", "3"],
+        ["train", "--resume", "--output", run, "--epochs", "3"],
     ]
 
 
@@ -85,7 +85,7 @@ def test_a_run_keeps_the_path_and_the_digest_and_no_code(
     start_afresh(monkeypatch)
     assert main(["evaluate", "run", "ok.csv", *CELL]) == 0
     start_afresh(monkeypatch)
-    assert main(["train", "--resume", "--out", "run", "--epochs", "3", "--quiet", *CELL]) == 0
+    assert main(["train", "--resume", "--output", "run", "--epochs", "3", "--quiet", *CELL]) == 0
 
 
 def test_no_command_runs_the_cell_of_a_run(work: Path, capsys: Capsys) -> None:
@@ -95,12 +95,12 @@ def test_no_command_runs_the_cell_of_a_run(work: Path, capsys: Capsys) -> None:
         rl.load("run")
     with pytest.raises(CheckpointError, match=NAMELESS):
         rl.fit("ok.csv", out="run", resume=True, progress=False)
-    command = ["train", "--config", "run/run.toml", "--out", "other"]
+    command = ["train", "--config", "run/run.toml", "--output", "other"]
     fails(command, capsys, "so that no code is run unasked")
     (work / "search.toml").write_text(
         f'[search]\ncell = ["{work}/cells/mine.py:TwoSpeeds", "gru"]\n'
     )
-    command = ["tune", "ok.csv", "--config", "search.toml", "--out", "study", "--trials", "1"]
+    command = ["tune", "ok.csv", "--config", "search.toml", "--output", "study", "--trials", "1"]
     fails(command, capsys, "so that no code is run unasked")
     assert not (work / "other").exists()
     assert not (work / "study").exists()
@@ -121,7 +121,7 @@ def test_a_cell_that_is_named_again(
 
 def test_a_config_file_and_a_search_with_a_cell_that_the_command_names(work: Path) -> None:
     named = ["--cell", str(work / "cells" / "mine.py:TwoSpeeds")]
-    assert main(["train", "--config", "run/run.toml", *named, "--out", "other", "--quiet"]) == 0
+    assert main(["train", "--config", "run/run.toml", *named, "--output", "other", "--quiet"]) == 0
     (work / "search.toml").write_text(f'[search]\ncell = ["{work}/cells/mine.py:TwoSpeeds"]\n')
     search = [
         "tune",
@@ -130,7 +130,7 @@ def test_a_config_file_and_a_search_with_a_cell_that_the_command_names(work: Pat
         "--config",
         "search.toml",
         *named,
-        "--out",
+        "--output",
         "study",
         "--trials",
         "1",
@@ -164,7 +164,7 @@ def test_a_file_that_has_changed(work: Path, capsys: Capsys) -> None:
 
 
 def test_a_cell_for_a_model_that_has_another(work: Path, capsys: Capsys) -> None:
-    assert main(["train", "ok.csv", *FAST, "--quiet", "--out", "plain"]) == 0
+    assert main(["train", "ok.csv", *FAST, "--quiet", "--output", "plain"]) == 0
     fails(
         ["evaluate", "plain", "ok.csv", *CELL],
         capsys,
@@ -223,7 +223,7 @@ def test_no_code_is_run_because_a_run_names_it(
             start_afresh(monkeypatch)
             fails([*command, *named], capsys, piece)
     fails(
-        ["train", "--config", "run/run.toml", "--out", "other"],
+        ["train", "--config", "run/run.toml", "--output", "other"],
         capsys,
         "so that no code is run unasked",
     )
@@ -245,8 +245,8 @@ def test_a_model_without_the_digest_of_its_file(work: Path, capsys: Capsys) -> N
 
 def test_other_processes_receive_the_code(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fork_ranks(monkeypatch)
-    both = ["--ranks", "2", "--threads", "1"]
-    assert main(["train", "ok.csv", *CELL, *FAST, *both, "--quiet", "--out", "two"]) == 0
+    both = ["--processes", "2", "--threads", "1"]
+    assert main(["train", "ok.csv", *CELL, *FAST, *both, "--quiet", "--output", "two"]) == 0
     kept = pickle.dumps(rl.load("two", cell=CELL[1]).predictor())
     start_afresh(monkeypatch)
     monkeypatch.setattr(tables, "_RUNS", {})
@@ -277,7 +277,7 @@ def test_a_file_without_such_a_cell(
     if code is not None:
         Path("mine.py").write_text(code)
     before = sorted(tmp_path.iterdir())
-    fails(["train", "ok.csv", "--cell", "mine.py:A", *FAST, "--out", "run"], capsys, piece)
+    fails(["train", "ok.csv", "--cell", "mine.py:A", *FAST, "--output", "run"], capsys, piece)
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -294,7 +294,7 @@ def test_a_step_that_fails_is_shown_with_its_line(work: Path, capsys: Capsys) ->
         "cells/broken.py:TwoSpeeds",
         *FAST,
         "--quiet",
-        "--out",
+        "--output",
         "other",
     ]
     fails(
@@ -315,7 +315,7 @@ def test_a_file_in_the_folder_of_its_run(work: Path, capsys: Capsys) -> None:
         "run/cell.py:TwoSpeeds",
         *FAST,
         "--quiet",
-        "--out",
+        "--output",
         "run",
         "--overwrite",
     ]

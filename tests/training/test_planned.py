@@ -78,7 +78,7 @@ def test_batches_are_those_of_the_plan(data: Path, planned: dict[str, Any]) -> N
 
 def test_ranks_share_a_batch_that_is_planned_for_one(data: Path, planned: dict[str, Any]) -> None:
     training = read(data)
-    chosen = Settings(cell="lstm", hidden_size=5, num_layers=2, ranks=2)
+    chosen = Settings(cell="lstm", hidden_size=5, num_layers=2, processes=2)
     settings, why = plan_batches(chosen, training)
     assert (planned["ranks"], planned["threads"]) == (
         2,
@@ -103,14 +103,15 @@ def test_ranks_share_a_batch_that_is_planned_for_one(data: Path, planned: dict[s
     # With chunks, the batch size is the number of streams, at most that of sequences.
     few = changed(training.subset(range(9)), labels=None)
     settings, _ = plan_batches(
-        Settings("forecast", cell="lstm", hidden_size=5, num_layers=2, bptt_steps=3, ranks=2), few
+        Settings("forecast", cell="lstm", hidden_size=5, num_layers=2, bptt_steps=3, processes=2),
+        few,
     )
     assert planned["lengths"].max() == 3
     assert (settings.batch_size, settings.bucket) == (9, False)
 
 
 def test_auto_on_the_command_line(data: Path, tmp_path: Path, capsys: Capsys) -> None:
-    words = ["train", str(data), "--hidden-size", "4", "--epochs", "1", "--out"]
+    words = ["train", str(data), "--hidden-size", "4", "--epochs", "1", "--output"]
     assert main([*words, str(tmp_path / "planned"), "--batch-size", "auto"]) == 0
     line: Any = re.search(
         r"batches: (\d+) sequences (in random order|of similar lengths)\. An epoch",
@@ -137,7 +138,7 @@ def test_elements_on_the_command_line(data: Path, tmp_path: Path, capsys: Capsys
         "4",
         "--epochs",
         "1",
-        "--out",
+        "--output",
         str(tmp_path / "run"),
     ]
     assert main([*words, "--batch-elements", "auto", "--too-long", "drop", "--show-config"]) == 0
@@ -153,5 +154,7 @@ def test_elements_on_the_command_line(data: Path, tmp_path: Path, capsys: Capsys
 def test_an_invalid_batch_size(
     data: Path, tmp_path: Path, capsys: Capsys, word: str, rule: str
 ) -> None:
-    fails(["train", str(data), "--out", str(tmp_path / "run"), "--batch-size", word], capsys, rule)
+    fails(
+        ["train", str(data), "--output", str(tmp_path / "run"), "--batch-size", word], capsys, rule
+    )
     assert not (tmp_path / "run").exists()

@@ -85,7 +85,11 @@ def test_weights_and_sums_are_those_of_one_process(
     tmp_path: Path, settings: Settings, ranks: int
 ) -> None:
     alone = _trained(tmp_path / "alone", settings)
-    assert 0 < _largest(alone, _trained(tmp_path / "shared", replace(settings, ranks=ranks))) < 1e-5
+    assert (
+        0
+        < _largest(alone, _trained(tmp_path / "shared", replace(settings, processes=ranks)))
+        < 1e-5
+    )
     mine, theirs = _numbers(tmp_path / "alone"), _numbers(tmp_path / "shared")
     assert mine["order"] == theirs["order"]
     for one, other in zip(mine["history"], theirs["history"], strict=True):
@@ -137,7 +141,7 @@ def test_a_gradient_is_that_of_one_process() -> None:
         assert all(torch.equal(others[place], found[0][place]) for others in found), kinds[place]
 
 
-_LONG = replace(_QUICK, ranks=2, dropout=0.3, epochs=3, batch_size=4)
+_LONG = replace(_QUICK, processes=2, dropout=0.3, epochs=3, batch_size=4)
 
 
 def _whole(folder: Path) -> dict[str, Any]:
@@ -187,7 +191,7 @@ def test_a_kept_error_can_be_collected_in_a_forked_process(
     monkeypatch.setattr(launching, "start_process", none)
     kept = []
     try:
-        _trained(tmp_path / "run", replace(_QUICK, ranks=2))
+        _trained(tmp_path / "run", replace(_QUICK, processes=2))
     except OSError as error:
         kept.append(error)
     # Stacks of threads that have ended are freed once there are many.
@@ -220,12 +224,12 @@ def test_messages_of_ranks_contain_their_tensors(monkeypatch: pytest.MonkeyPatch
 
 
 def test_files_contain_the_settings_as_passed(tmp_path: Path) -> None:
-    chosen = replace(_QUICK, ranks=2, threads=None, epochs=1, lr_schedule="constant")
+    chosen = replace(_QUICK, processes=2, threads=None, epochs=1, lr_schedule="constant")
     train(chosen, _records(), None, tmp_path / "run")
     assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"] == chosen.to_config()
     with pytest.raises(ArgumentError, match=r"at most .*, got 600"):
-        check_machine(replace(chosen, ranks=600))
-    assert check_machine(replace(chosen, ranks=600, engine="ray", device="cpu")).type == "cpu"
+        check_machine(replace(chosen, processes=600))
+    assert check_machine(replace(chosen, processes=600, engine="ray", device="cpu")).type == "cpu"
 
 
 def test_a_run_whose_rank_died_is_resumed_with_any_number_of_ranks(tmp_path: Path) -> None:
@@ -256,7 +260,7 @@ def test_a_run_whose_rank_died_is_resumed_with_any_number_of_ranks(tmp_path: Pat
         assert "resume=True" in str(found.value)
         assert (state["epoch"], state["batch"]) != (0, 0)
         if number == 0:
-            alone = replace(_LONG, ranks=1)
+            alone = replace(_LONG, processes=1)
             assert train(alone, _records(), _records(9), folder, resume=True).state.epoch == 3
             continue
         train(settings, _records(), _records(9), folder, resume=True)
@@ -266,7 +270,7 @@ def test_a_run_whose_rank_died_is_resumed_with_any_number_of_ranks(tmp_path: Pat
 def test_a_run_whose_worker_died_is_resumed_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = replace(_LONG, ranks=1, workers=1)
+    chosen = replace(_LONG, processes=1, workers=1)
     _trained(tmp_path / "whole", chosen)
     made, noted = batches.make_batch, tmp_path / "noted"
     count = 0

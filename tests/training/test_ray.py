@@ -79,9 +79,9 @@ def _processes(name: str) -> list[int]:
 
 def _train(data: Path, out: Path, *more: str) -> dict[str, Any]:
     options = (
-        "--epochs 4 --hidden-size 5 --batch-size 20 --dropout 0.2 --threads 1 --ranks 2".split()
+        "--epochs 4 --hidden-size 5 --batch-size 20 --dropout 0.2 --threads 1 --processes 2".split()
     )
-    assert main(["train", str(data / "0.parquet"), "--out", str(out), *options, *more]) == 0
+    assert main(["train", str(data / "0.parquet"), "--output", str(out), *options, *more]) == 0
     found: dict[str, Any] = json.loads((out / "last" / "training.json").read_text())["state"]
     for row in found["history"]:
         del row["seconds"], row["elements_per_second"]
@@ -119,7 +119,9 @@ def test_predictions_are_the_same_for_any_workers_and_with_one_killed(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--epochs", "1", "--hidden-size", "5", "--threads", "1", "--quiet"]
-    assert main(["train", str(data / "0.parquet"), "--out", str(tmp_path / "run"), *options]) == 0
+    assert (
+        main(["train", str(data / "0.parquet"), "--output", str(tmp_path / "run"), *options]) == 0
+    )
     monkeypatch.setattr(on_ray, "_ROWS", 40)
     run = rl.load(tmp_path / "run")
     assert on_ray.predict_on_ray(run, str(data), tmp_path / "one", 1, probabilities=True) == 300

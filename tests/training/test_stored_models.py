@@ -30,7 +30,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with data and a run."""
     folder = tmp_path_factory.mktemp("work")
     data = write_steps(folder / "ok.csv")
-    assert main(["train", str(data), "--out", str(folder / "run"), *FAST, "--quiet"]) == 0
+    assert main(["train", str(data), "--output", str(folder / "run"), *FAST, "--quiet"]) == 0
     return folder
 
 
@@ -41,8 +41,8 @@ def _refused(work: Path, file: str, content: bytes, capsys: Capsys, *pieces: str
     run, data = str(work / "run"), str(work / "ok.csv")
     commands = {
         "best": [["predict", run, data, "-o", str(work / "p.csv")], ["evaluate", run, data]],
-        "last": [["train", "--resume", "--out", run, "--epochs", "3"]],
-        "run.json": [["train", "--resume", "--out", run, "--epochs", "3"], ["evaluate", run]],
+        "last": [["train", "--resume", "--output", run, "--epochs", "3"]],
+        "run.json": [["train", "--resume", "--output", run, "--epochs", "3"], ["evaluate", run]],
     }
     path.write_bytes(content)
     damaged = tree(work)
@@ -113,7 +113,7 @@ def test_a_damaged_optimizer(
     (run / "last" / "training.safetensors").write_bytes(
         to_safetensors(tensors | {_MOMENT: change(tensors[_MOMENT])})
     )
-    fails(["train", "--resume", "--out", str(run), "--epochs", "3"], capsys, "training.json")
+    fails(["train", "--resume", "--output", str(run), "--epochs", "3"], capsys, "training.json")
 
 
 @pytest.mark.parametrize("file", ["run.json", "last/training.json", "best/config.json"])

@@ -94,7 +94,7 @@ def test_targets_of_every_form(
 def test_columns_are_guessed_if_their_names_are_usual(tmp_path: Path, capsys: Capsys) -> None:
     inputs, targets = _digits(20)
     path = _write(tmp_path / "a.csv", inputs, targets)
-    command = ["train", str(path), "--task", "transcribe", "--out", str(tmp_path / "run"), *FAST]
+    command = ["train", str(path), "--task", "transcribe", "--output", str(tmp_path / "run"), *FAST]
     assert main(command) == 0
     assert "sequence column: 'input'" not in capsys.readouterr().err
     path.write_text(path.read_text().replace("input,target", "spoken,figures"))
@@ -228,7 +228,7 @@ def test_digits_are_learned(tmp_path: Path, capsys: Capsys) -> None:
         str(data),
         "--task",
         "transcribe",
-        "--out",
+        "--output",
         run,
         "--test",
         str(test),
@@ -237,7 +237,7 @@ def test_digits_are_learned(tmp_path: Path, capsys: Capsys) -> None:
     ]
     printed = prints([*command, "--epochs", "6"], capsys, "token error rate ")
     assert "fewer elements than labels" not in printed
-    assert main(["train", "--resume", "--out", run, "--epochs", "8", "--quiet"]) == 0
+    assert main(["train", "--resume", "--output", run, "--epochs", "8", "--quiet"]) == 0
     loaded = rl.load(run)
     assert loaded.evaluate(str(test))["token_error_rate"] < 0.05
     assert loaded.predict(["one nine nine", "two"])["prediction"] == ["199", "2"]
@@ -427,7 +427,7 @@ def test_sequences_too_short_for_ctc(capsys: Capsys, tmp_path: Path) -> None:
         str(path),
         "--task",
         "transcribe",
-        "--out",
+        "--output",
         str(tmp_path / "run"),
         *named,
         *FAST,
@@ -466,7 +466,9 @@ def test_options_without_a_meaning(
     path = _write(tmp_path / "a.jsonl", *_digits(10))
     named = ["--sequence-column", "input", "--label-column", "target"]
     fails(
-        ["train", str(path), "--out", str(tmp_path / "run"), *named, *FAST, *options], capsys, piece
+        ["train", str(path), "--output", str(tmp_path / "run"), *named, *FAST, *options],
+        capsys,
+        piece,
     )
     assert not (tmp_path / "run").exists()
 

@@ -103,7 +103,7 @@ def _command(chance: random.Random, ready: Path, folder: Path) -> list[str]:
         case "train":
             test = ["--test", str(data)] if chance.random() < 0.1 else []
             options = [*_options(chance, _MODEL, 3), *_options(chance, _COLUMNS, 2)]
-            return ["train", *shape, *_FAST, "--out", str(folder / "new"), *test, *options]
+            return ["train", *shape, *_FAST, "--output", str(folder / "new"), *test, *options]
         case "evaluate":
             more = chance.choice([[], ["--top", "2"], ["--horizon", "2"]])
             return ["evaluate", run, *shape, *more, *_options(chance, _COLUMNS, 2)]
@@ -133,7 +133,7 @@ def _command(chance: random.Random, ready: Path, folder: Path) -> list[str]:
             lengths = ["--lengths", str(data)] if chance.random() < 0.5 else []
             return [
                 "bench",
-                "--out",
+                "--output",
                 str(folder / "bench"),
                 *_options(chance, _BENCH, 2),
                 *lengths,
@@ -200,7 +200,7 @@ def start(folder: Path) -> Callable[[int], None]:
                 [
                     "train",
                     str(folder / data),
-                    "--out",
+                    "--output",
                     str(folder / name),
                     *_FAST,
                     "--quiet",

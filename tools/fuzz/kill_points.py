@@ -69,8 +69,8 @@ class Workshop:
         data = str(write_steps(folder / "data.csv", 20))
         self._kept = folder / "kept"
         self._kept.mkdir()
-        train = ["train", data, "--test", data, "--out", str(self.run), *_SMALL]
-        self._resume = ["train", "--resume", "--out", str(self.run), "--quiet"]
+        train = ["train", data, "--test", data, "--output", str(self.run), *_SMALL]
+        self._resume = ["train", "--resume", "--output", str(self.run), "--quiet"]
         self._commands = {
             "train": train,
             "overwrite": [*train, "--overwrite"],

@@ -81,7 +81,16 @@ class Track:
         options = (
             "--hidden-size 3 --batch-size 4 --epochs 3 --dropout 0.2 --threads 1 --quiet".split()
         )
-        return ["train", str(self._data), "--out", "run", "--ranks", str(ranks), *options, *more]
+        return [
+            "train",
+            str(self._data),
+            "--output",
+            "run",
+            "--processes",
+            str(ranks),
+            *options,
+            *more,
+        ]
 
     def _start(self, arguments: list[str]) -> Command:
         return start_command(self._folder, *arguments, before=_patch)
@@ -119,7 +128,7 @@ class Track:
             command.process.kill()
             command.process.join()
         resumed = self._start(
-            ["train", "--resume", "--out", "run", "--checkpoint-minutes", "1", "--quiet"]
+            ["train", "--resume", "--output", "run", "--checkpoint-minutes", "1", "--quiet"]
         )
         if resumed.end() != 0:
             # It was killed before the run had a description.

@@ -20,7 +20,8 @@ from raglane.cli.data import convert, inspect
 from raglane.cli.models import evaluate, export, predict, sample
 from raglane.cli.once import OnceCommand
 from raglane.cli.serve import serve
-from raglane.cli.train import train, tune
+from raglane.cli.show import show
+from raglane.cli.train import demo, train, tune
 from raglane.errors import DivergedError, RaglaneError
 from raglane.training.own_cell import place_of_error
 
@@ -37,7 +38,7 @@ _INVALID_NUMBER = re.compile(r"Input should be a valid (integer|number)")
 app = typer.Typer(
     name="raglane",
     epilog=_EXIT_CODES,
-    help="Recurrent networks on sequences of different lengths: convert, inspect, train, evaluate, predict.",
+    help="Recurrent networks on sequences of different lengths. Begin with raglane demo.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -59,17 +60,33 @@ def _raglane(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+            "--version",
+            "-V",
+            metavar="",
+            callback=_show_version,
+            is_eager=True,
+            help="Print the version and exit.",
         ),
     ] = False,
 ) -> None:
     pass
 
 
+class _Command(OnceCommand):
+    """A command whose usage line has arguments as RUN [DATA], without braces."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage line after the name."""
+        pieces = super().collect_usage_pieces(ctx)
+        return [re.sub(r"\{(.*?)\}(\.{3})?", r"\1", piece) for piece in pieces]
+
+
 for command in (
+    demo,
     convert,
     inspect,
     train,
+    show,
     evaluate,
     predict,
     sample,
@@ -79,7 +96,7 @@ for command in (
     serve,
     bench,
 ):
-    app.command(epilog=_EXIT_CODES, cls=OnceCommand)(command)
+    app.command(cls=_Command, epilog=_EXIT_CODES)(command)
 
 
 def run(arguments: list[str]) -> int:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,6 +39,7 @@ def compare(
             show_default="none",
         ),
     ] = None,
+    json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare runs: their differing settings, results and training times.
@@ -75,13 +76,25 @@ def compare(
         else:
             content[path] = _to_bytes(path, groups)
     write_files(content)
-    if not quiet:
+    console.write_json(json, _as_json(groups))
+    if not quiet and not console.is_stdout(json):
         console.log(*as_text(groups).splitlines())
         for folder in runs:
             if folder not in with_model:
                 console.log(f"left out: {folder}, which has no saved model")
         if outputs:
             console.log(f"written: {', '.join(map(str, outputs))}")
+
+
+def _as_json(tables: Sequence[Table]) -> list[dict[str, Any]]:
+    """Return tables as JSON: the caption and the rows of each."""
+    return [
+        {
+            "caption": table.caption,
+            "rows": [dict(zip(table.columns, row, strict=True)) for row in table.rows],
+        }
+        for table in tables
+    ]
 
 
 def _to_bytes(path: Path, tables: Sequence[Table]) -> bytes:
@@ -118,6 +131,7 @@ def bench(
     output: Annotated[
         Path | None, options.output("File for the table (.md or .csv).", show_default="none")
     ] = None,
+    json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Compare the speed of Raglane's recurrent layers with PyTorch's, on packed and padded batches.
@@ -151,7 +165,8 @@ def bench(
     table = Table(f"{name}, {torch.get_num_threads()} threads", COLUMNS, rows)
     if output is not None:
         write_file(output, _to_bytes(output, [table]))
-    if not quiet:
+    console.write_json(json, _as_json([table]))
+    if not quiet and not console.is_stdout(json):
         console.log(
             *as_text(
                 [replace(table, columns=[name.replace("_", " ") for name in COLUMNS])]

@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from raglane._utils.messages import printable
 from raglane.errors import ArgumentError
@@ -40,6 +42,25 @@ def write(content: bytes) -> None:
     except BrokenPipeError:
         # Otherwise Python reports the pipe again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def is_stdout(path: Path | None) -> bool:
+    """Return True for ``-``, standard output, as the file of an option."""
+    return str(path) == "-"
+
+
+def write_json(path: Path | None, content: Any) -> None:
+    """Write JSON to the file of an option, or to standard output for ``-``; nothing for None."""
+    from raglane._utils.files import check_writable, write_file
+    from raglane.training.stored import finite, to_json
+
+    if path is None:
+        return
+    if is_stdout(path):
+        write(to_json(finite(content)))
+        return
+    check_writable("json", path)
+    write_file(path, to_json(finite(content)))
 
 
 def logger(quiet: bool) -> Callable[[str], None]:

@@ -118,7 +118,7 @@ def inspect(
     choices: Annotated[options.Given, Settings, _PLANNED],
     columns: options.Columns,
     format: options.Format = None,
-    ranks: Annotated[int, option("Number of training processes.")] = 1,
+    processes: Annotated[int, option("Number of training processes.")] = 1,
     fresh: Annotated[
         bool,
         option(
@@ -146,7 +146,7 @@ def inspect(
 
     raglane inspect names.csv --cell lstm --hidden-size 256
 
-    raglane inspect lengths.txt --ranks 8
+    raglane inspect lengths.txt --processes 8
 
     raglane inspect meters.parquet --task forecast --html report.html --json report.json
     """
@@ -155,7 +155,7 @@ def inspect(
     # The cell grud requires this setting.
     filled: dict[str, Any] = {"missing": "elapsed"} if choices.get("cell") == "grud" else {}
     settings = Settings(**choices, **filled)
-    check_whole("ranks", ranks, 1, "pass the number of processes")
+    check_whole("processes", processes, 1, "pass the number of processes")
     json_path = None if json is None or str(json) == "-" else json
     names = ColumnNames(**columns)
     source = Source(data, format, names)
@@ -177,7 +177,7 @@ def inspect(
             settings,
             columns=names,
             format=format,
-            ranks=ranks,
+            ranks=processes,
             fresh=fresh,
             progress=progress,
         )

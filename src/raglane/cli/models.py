@@ -49,7 +49,7 @@ def evaluate(
     batch_size: options.PredictionBatchSize = 256,
     top: options.Top = 1,
     horizon: options.Horizon = 1,
-    origins: Annotated[
+    backtests: Annotated[
         int,
         option(
             "Number of forecasts of each sequence to measure; each begins --horizon elements before the next."
@@ -57,6 +57,7 @@ def evaluate(
     ] = 1,
     beam: options.Beam = None,
     device: options.Device = "auto",
+    json: options.Json = None,
     quiet: options.Quiet = False,
     cell: options.Cell = None,
 ) -> None:
@@ -73,7 +74,7 @@ def evaluate(
 
     raglane evaluate runs/names more-names.csv --label-column language
 
-    raglane evaluate runs/meters later.csv --horizon 24 --origins 7 -o results
+    raglane evaluate runs/meters later.csv --horizon 24 --backtests 7 -o results
     """
     from raglane._utils.files import check_writable
     from raglane.data.stores import copies
@@ -82,7 +83,7 @@ def evaluate(
     from raglane.training.folder import EVALUATION, IS_BACK, at_work
     from raglane.training.inference import pick_device
 
-    log = console.logger(quiet)
+    log = console.logger(quiet or console.is_stdout(json))
     # A wrong device is reported before data is read.
     where = pick_device(device)
     model_folder(run)
@@ -98,10 +99,13 @@ def evaluate(
             "batch_size": batch_size,
             "top": top,
             "horizon": horizon,
-            "origins": origins,
+            "backtests": backtests,
             "beam": beam,
         }
-        report(output, model.saved, records, device=where, log=log, more=more, title=run.name)
+        content = report(
+            output, model.saved, records, device=where, log=log, more=more, title=run.name
+        )
+        console.write_json(json, content)
         if columns.get("on_bad_row") == "skip":
             log_skipped(len(records.skipped), output / EVALUATION, log)
 
@@ -145,9 +149,9 @@ def report(
     more: Mapping[str, Any] | None = None,
     is_short: bool = False,
     title: str = "",
-) -> None:
+) -> dict[str, Any]:
     """Evaluate the best model of a run, print its metrics, and write files to a folder, by default
-    that of the run.
+    that of the run; return the content of evaluation.json.
     """
     from raglane._utils.files import write_files
     from raglane.training import inference
@@ -172,6 +176,7 @@ def report(
         if (rule := evaluation.better_rule()) is not None:
             log(f"note: the model is not better than a simple rule ({rule})")
         log(f"written: {', '.join([str(folder / EVALUATION), *details])}")
+    return content
 
 
 def _details(

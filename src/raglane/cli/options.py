@@ -7,11 +7,13 @@ selects some of the fields. ``--config`` reads options from a TOML file.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 
@@ -24,7 +26,7 @@ from raglane.runs.sources import ColumnNames
 from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.training.own_cell import name_cell, named_choice
 from raglane.training.settings import Settings
-from raglane.training.stored import checked, rule_of
+from raglane.training.stored import checked, new_word, rule_of
 
 Given = Mapping[str, Any]
 """The options of a dataclass that were passed, by name; without those at their defaults."""
@@ -34,6 +36,9 @@ Origins = Mapping[str, str]
 
 CONFIG = "config"
 """The option for a TOML file."""
+
+HELP_ALL = "help_all"
+"""The option for a help page with all options."""
 
 IGNORE = "ignore"
 """The option for keys of a TOML file to ignore."""
@@ -67,8 +72,12 @@ def path_or_url(text: str | Path) -> Path | _Url:
     return _Url(text) if "://" in str(text) else path(text)
 
 
-def command(function: Callable[..., None]) -> Callable[..., None]:
-    """Return a function as a command, with one option per field of its dataclass parameters."""
+def command(function: Callable[..., None], common: str = "") -> Callable[..., None]:
+    """Return a function as a command, with one option per field of its dataclass parameters.
+
+    The help page lists only the options named in ``common``, if there are any, and --help-all the
+    others too.
+    """
     names_of: dict[str, list[str]] = {}
     key_of: dict[str, Key] = {}
     parameters = [
@@ -89,6 +98,10 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         elif hints[name] == Origins:
             origins = name
         else:
+            if described is not None and get_args(hints[name])[0] is bool:
+                described.metavar = ""  # Typer would show <bool>, as if the flag took a value
+            if isinstance(described, typer.models.ArgumentInfo) and described.metavar is None:
+                described.metavar = name.upper()
             parameters.append(
                 parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY)
             )
@@ -97,21 +110,18 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
         inspect.Parameter("debug", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Debug)
     )
     if CONFIG in key_of:
-        for name in (CONFIG, "show_config"):
-            key_of.pop(name, None)
-        config, ignore = _config(key_of, ("search",) if "trials" in key_of else ())
-        position = next(
-            position for position, option in enumerate(parameters) if option.name == CONFIG
+        _insert_config(parameters, key_of)
+    if common:
+        parameters = [_hidden_unless(common.split(), parameter) for parameter in parameters]
+        parameters.append(
+            inspect.Parameter(
+                HELP_ALL, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_HelpAll
+            )
         )
-        named = parameters[position]
-        parameters[position : position + 1] = [
-            named.replace(annotation=config),
-            named.replace(name=IGNORE, annotation=ignore),
-        ]
 
     @functools.wraps(function)
     def run(context: typer.Context, **values: Any) -> None:
-        for name in (IGNORE, "debug"):
+        for name in (IGNORE, HELP_ALL, "debug"):
             values.pop(name, None)
         sources = {name: origin_of(context, name) for name in key_of}
         for field, names in names_of.items():
@@ -146,6 +156,48 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def _insert_config(parameters: list[inspect.Parameter], key_of: dict[str, Key]) -> None:
+    """Replace the parameter for a TOML file by ``--config`` and ``--ignore``."""
+    for name in (CONFIG, "show_config"):
+        key_of.pop(name, None)
+    config, ignore = _config(key_of, ("search",) if "trials" in key_of else ())
+    position = next(position for position, option in enumerate(parameters) if option.name == CONFIG)
+    named = parameters[position]
+    parameters[position : position + 1] = [
+        named.replace(annotation=config),
+        named.replace(name=IGNORE, annotation=ignore),
+    ]
+
+
+def _hidden_unless(common: list[str], parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return a parameter whose option the help page leaves out, unless its name is in a list."""
+    details = getattr(parameter.annotation, "__metadata__", (None,))[0]
+    if not isinstance(details, typer.models.OptionInfo) or parameter.name in common:
+        return parameter
+    # The same option of another command is not hidden.
+    hidden = copy.copy(details)
+    hidden.hidden = True
+    annotated: Any = Annotated
+    return parameter.replace(annotation=annotated[get_args(parameter.annotation)[0], hidden])
+
+
+def _show_all(context: typer.Context, is_given: bool) -> None:
+    """Print the help page with all options, and exit."""
+    if not is_given:
+        return
+    left_out: list[Any] = [
+        parameter for parameter in context.command.params if getattr(parameter, "hidden", False)
+    ]
+    for parameter in left_out:
+        parameter.hidden = False
+    try:
+        typer.echo(context.get_help(), color=context.color)
+    finally:
+        for parameter in left_out:
+            parameter.hidden = True
+    raise typer.Exit
+
+
 def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
     """Resolve the cell: the command line may name a file with code, a TOML file may not."""
     choices = next(
@@ -166,7 +218,7 @@ def _flags_of(context: typer.Context) -> dict[str, str]:
         for option in context.command.params
         if option.opts[0].startswith("-")
     }
-    return {"folder": "--out", "cell": "--cell"} | trained | special
+    return {"folder": "--output", "cell": "--cell"} | trained | special
 
 
 def _config(key_of: Mapping[str, Key], tables: tuple[str, ...]) -> tuple[Any, Any]:
@@ -214,16 +266,20 @@ def _parameter(kind: Any, name: str) -> inspect.Parameter:
 def _typer_option(kind: Any, name: str) -> Any:
     option = options(kind)[name]
     number = f"INTEGER|{option.also}" if option.also else None
+    flag = flag_of(kind, name)
+    if get_type_hints(kind)[name] is bool:
+        number = ""
+        flag = f"{flag}/--no-{flag.removeprefix('--')}"
 
     def complete(incomplete: str) -> list[str]:
         return [choice for choice in option.choices if choice.startswith(incomplete)]
 
     return typer.Option(
-        flag_of(kind, name),
+        flag,
         parser=functools.partial(_number_or, option.also) if option.also else None,
         metavar=option.metavar or "|".join(option.choices) or number,
         help=option.help,
-        show_default=True if option.unset is None else option.unset,
+        show_default=option.unset or number != "",
         rich_help_panel=option.panel,
         autocompletion=complete if option.choices else None,
     )
@@ -269,10 +325,16 @@ def read_config(file: Path, keys: Mapping[str, Key], tables: Iterable[str] = ())
     """Return the options in a TOML file, by their names in Python."""
     return {
         name: keys[name].read(value, file)
-        for key, value in read_toml(file).items()
+        # A run.toml may be older than this version.
+        for key, value in starmap(_new_word, read_toml(file).items())
         if key not in tables
         for name in names_of([key], keys, str(file))
     }
+
+
+def _new_word(key: str, value: Any) -> tuple[str, Any]:
+    name, value = new_word(key.replace("-", "_"), value)
+    return (key if name == key.replace("-", "_") else name), value
 
 
 def names_of(keys: Iterable[str], valid: Mapping[str, Key], where: str = "--ignore") -> list[str]:
@@ -383,12 +445,12 @@ Validation = Annotated[
 ]
 Out = Annotated[
     Path | None,
-    output("Folder of the run.", "--out", "-o", show_default="runs/<data>-<task>-<cell>"),
+    output("Folder of the run.", show_default="runs/<data>-<task>-<cell>"),
 ]
 Resume = Annotated[
-    bool, option("Resume the run in --out, with its data and settings.", RUN, "--resume")
+    bool, option("Resume the run in --output, with its data and settings.", RUN, "--resume")
 ]
-Overwrite = Annotated[bool, option("Replace the run in --out.", RUN, "--overwrite")]
+Overwrite = Annotated[bool, option("Replace the run in --output.", RUN, "--overwrite")]
 Horizon = Annotated[int, option("Number of elements to forecast (forecast, language).")]
 Beam = Annotated[
     int | None,
@@ -406,5 +468,19 @@ ShowConfig = Annotated[
         "--show-config",
     ),
 ]
+Json = Annotated[
+    Path | None,
+    output("File for the results as JSON; - for standard output.", "--json", show_default="none"),
+]
 Quiet = Annotated[bool, option("Print only errors.", RUN, "--quiet", "-q")]
+_HelpAll = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        metavar="",
+        is_eager=True,
+        callback=_show_all,
+        help="Show this message with all options, and exit.",
+    ),
+]
 _Debug = Annotated[bool, option("Show warnings and tracebacks.", RUN, "--debug")]

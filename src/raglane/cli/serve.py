@@ -63,12 +63,22 @@ def serve(
             show_default="none",
         ),
     ] = None,
-    slots: Annotated[int, option("Most live streams of a model.")] = 1000,
+    slots: Annotated[
+        int, option("Maximum number of live streams of a model.", options.RUN, "--max-streams")
+    ] = 1000,
     threads: Annotated[int, option("Threads of each model.")] = 1,
-    max_queue: Annotated[int, option("Most frames of a stream that wait.")] = 1024,
-    client_streams: Annotated[int, option("Most live streams of a client address.")] = 256,
-    max_message: Annotated[int, option("Most bytes of a request or of a message of a stream.")] = 4
-    * 2**20,
+    max_queue: Annotated[int, option("Maximum number of frames of a stream that wait.")] = 1024,
+    client_streams: Annotated[
+        int,
+        option(
+            "Maximum number of live streams of a client address.",
+            options.RUN,
+            "--max-streams-per-client",
+        ),
+    ] = 256,
+    max_message: Annotated[
+        int, option("Maximum size of a request or of a message of a stream, in bytes.")
+    ] = 4 * 2**20,
     period: Annotated[
         float | None,
         option(
@@ -76,14 +86,24 @@ def serve(
             show_default="none",
         ),
     ] = None,
-    idle: Annotated[float, option("Seconds after which an idle stream is closed.")] = 300,
+    idle: Annotated[
+        float,
+        option("Seconds after which an idle stream is closed.", options.RUN, "--idle-timeout"),
+    ] = 300,
     drain: Annotated[
-        float, option("Most seconds after SIGTERM in which queued frames are answered.")
+        float,
+        option(
+            "Maximum number of seconds after SIGTERM in which queued frames are answered.",
+            options.RUN,
+            "--shutdown-timeout",
+        ),
     ] = 30,
     origin: Annotated[
         list[str] | None,
         option(
             "Address of another site whose pages may use the server; may be repeated.",
+            options.RUN,
+            "--allow-origin",
             show_default="none",
         ),
     ] = None,
@@ -112,7 +132,7 @@ def serve(
 
     raglane serve runs/vowels
 
-    raglane serve runs/vowels runs/names --port 8080 --slots 5000
+    raglane serve runs/vowels runs/names --port 8080 --max-streams 5000
 
     raglane serve --model voice=detectors:make --features 512
     """

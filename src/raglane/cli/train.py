@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -26,10 +27,15 @@ if TYPE_CHECKING:
     from raglane.training.run import TrainingResult
 
 
+# The options that the help pages of train and tune list; --help-all lists all.
+_COMMON = (
+    "task cell hidden_size num_layers bidirectional dropout epochs batch_size lr patience seed device label id "
+    "missing test validation format output resume overwrite config json quiet trials minutes"
+)
 _GUESSED = "guessed from the labels of the data"
 
 
-@options.command
+@partial(options.command, common=_COMMON)
 def train(
     data: options.Data = None,
     *,
@@ -37,20 +43,21 @@ def train(
     format: options.Format = None,
     test: options.Test = None,
     validation: options.Validation = None,
-    out: options.Out = None,
+    output: options.Out = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
     choices: options.Choices,
     config: options.Config = None,  # noqa: ARG001
     show_config: options.ShowConfig = False,
     origins: options.Origins,
+    json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Train a model, and save it in a folder.
 
     For example:
 
-    raglane train --out runs/vowels
+    raglane train --output runs/vowels
 
     raglane train names.csv --id-column row --label-column language --bidirectional
 
@@ -60,34 +67,24 @@ def train(
 
     raglane train meters.csv --task forecast --time-column hour --test later.csv
 
-    raglane train --config runs/vowels/run.toml --seed 1 --out runs/again
+    raglane train --config runs/vowels/run.toml --seed 1 --output runs/again
 
-    raglane train --resume --out runs/vowels
+    raglane train --resume --output runs/vowels
     """
+    if data is None and not show_config and set(origins.values()) == {DEFAULT}:
+        fix = "pass DATA; raglane demo trains on recordings that are included"
+        raise ArgumentError("data", "nothing", "a file or a folder", fix)
     source = Source(data, format, ColumnNames(**columns))
     is_first = os.environ.get("RANK", "0") == "0"
     if show_config:
         if resume:
             rule = "used without --resume, because run.toml has the settings of a run"
             raise ArgumentError("--show-config", "it with --resume", rule, "leave one out")
-        others: dict[str, Any] = {
-            "data": data,
-            "format": format,
-            "validation": validation,
-            "test": test,
-            "out": out,
-        }
-        others |= {"overwrite": overwrite, "quiet": quiet}
-        changes: dict[str, Any] = {
-            key_of(Settings, n): {"value": choices[n]} for n in PLANNED if n in choices
-        }
-        if "task" not in choices and data is not None:
-            changes["task"] = {"value": None, "unset": _GUESSED}
+        others: dict[str, Any] = {"data": data, "format": format}
+        others |= {"validation": validation, "test": test}
+        others |= {"output": output, "overwrite": overwrite, "quiet": quiet}
         if is_first:
-            default_out = "runs/<data>-<task>-<cell>"
-            _print_config(
-                settings_of(choices, data), source.columns, others, origins, changes, default_out
-            )
+            _show_config(source, choices, others, origins)
         return
     from raglane.runs.progress import pick_watcher
     from raglane.runs.training import train_run
@@ -97,12 +94,13 @@ def train(
         return
     _check_parts(validation, test, origins)
 
+    quiet = quiet or console.is_stdout(json)
     log = console.logger(quiet)
     trained = train_run(
         None if resume and data is None else _sources(source, validation, test),
         choices,
         columns,
-        out,
+        output,
         name_folder=lambda settings: (
             Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.cell)}"
         ),
@@ -112,6 +110,61 @@ def train(
         watch=lambda metric: None if quiet else pick_watcher(metric),
     )
     _print_result(trained, quiet, log)
+    if json is not None:
+        from raglane.cli.show import facts_of
+
+        console.write_json(json, facts_of(trained.result.folder or Path()))
+
+
+@options.command
+def demo(
+    *,
+    output: Annotated[Path, options.output("Folder of the run.", show_default="runs/demo")] = Path(
+        "runs/demo"
+    ),
+    overwrite: options.Overwrite = False,
+    threads: Annotated[
+        int | None, option("CPU threads.", options.RUN, show_default="PyTorch's choice")
+    ] = None,
+    quiet: options.Quiet = False,
+) -> None:
+    """Train a model on recordings of speakers that are included, and test it: half a minute.
+
+    For example:
+
+    raglane demo
+
+    raglane demo --output runs/vowels --overwrite
+    """
+    from raglane.runs.progress import pick_watcher
+    from raglane.runs.training import train_run
+
+    log = console.logger(quiet)
+    trained = train_run(
+        None,
+        {} if threads is None else {"threads": threads},
+        {},
+        output,
+        overwrite=overwrite,
+        log=log,
+        watch=lambda metric: None if quiet else pick_watcher(metric),
+    )
+    _print_result(trained, quiet, log)
+
+
+def _show_config(
+    source: Source, choices: options.Given, others: dict[str, Any], origins: options.Origins
+) -> None:
+    """Print the options of a training, with those that the data will decide."""
+    data = others["data"]
+    changes: dict[str, Any] = {
+        key_of(Settings, name): {"value": choices[name]} for name in PLANNED if name in choices
+    }
+    if "task" not in choices and data is not None:
+        changes["task"] = {"value": None, "unset": _GUESSED}
+    default_out = "runs/<data>-<task>-<cell>"
+    settings = settings_of(choices, data)
+    _print_config(settings, source.columns, others, origins, changes, default_out)
 
 
 def _sources(source: Source, *others: Path | None) -> Sources:
@@ -176,7 +229,7 @@ def _print_result(trained: Trained, quiet: bool, log: Callable[[str], None]) -> 
     folder = result.folder or Path()
     if result.stopped_by is not None:
         log(f"stopped in epoch {result.state.epoch + 1}, and saved")
-        log(f"resume with: raglane train --resume --out {folder}")
+        log(f"resume with: raglane train --resume --output {folder}")
         # The exit code of a shell for a signal: 130 for Ctrl-C, 143 for SIGTERM.
         raise typer.Exit(128 + result.stopped_by)
     if result.was_complete:
@@ -244,7 +297,7 @@ def _print_best(
         console.log_error(f"raglane: warning: {doubt}")
 
 
-@options.command
+@partial(options.command, common=_COMMON)
 def tune(
     data: options.Data = None,
     *,
@@ -259,11 +312,9 @@ def tune(
     minutes: Annotated[
         float | None, option("Time limit in minutes.", options.TRAINING, show_default="none")
     ] = None,
-    out: Annotated[
+    output: Annotated[
         Path | None,
-        options.output(
-            "Folder of the study.", "--out", "-o", show_default="runs/tune-<data>-<task>"
-        ),
+        options.output("Folder of the study.", show_default="runs/tune-<data>-<task>"),
     ] = None,
     choices: options.Choices,
     config: options.Config = None,
@@ -280,7 +331,7 @@ def tune(
 
     For example:
 
-    raglane tune names.csv --trials 30 --minutes 20 --out runs/names
+    raglane tune names.csv --trials 30 --minutes 20 --output runs/names
 
     raglane tune meters.csv --task forecast --cell lstm --config search.toml
     """
@@ -318,7 +369,7 @@ def tune(
             "test": test,
             "trials": trials,
             "minutes": minutes,
-            "out": out,
+            "output": output,
             "quiet": quiet,
         }
         changes = {
@@ -341,7 +392,7 @@ def tune(
         rule = "a part whose losses a search can compare"
         fix = "hold a part out, or pass --validation"
         raise ArgumentError("validation", "no validation data", rule, fix)
-    folder = out or Path("runs") / f"tune-{source.name}-{settings.task}"
+    folder = output or Path("runs") / f"tune-{source.name}-{settings.task}"
     saved_source = asdict(SavedSource.of(*sources))
     seconds = None if minutes is None else 60 * minutes
     parts_of_data = Parts(training, held_out, tested, saved_source["path"])
@@ -367,7 +418,7 @@ def _check_search(trials: int, minutes: float | None, choices: Mapping[str, Any]
     if ranks_of() is not None:
         rule = "processes on this machine in a search"
         fix = "start the command without torchrun, once for each process that searches"
-        raise ArgumentError("ranks", "those of torchrun", rule, fix)
+        raise ArgumentError("processes", "those of torchrun", rule, fix)
 
 
 def _search(search: Search) -> None:

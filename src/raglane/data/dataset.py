@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
 from raglane._utils.checks import as_tensor, check_kind, check_whole, read_index
+from raglane._utils.messages import count_of
 from raglane.data.collate import Items
 from raglane.data.encoders import between_ends, nothing_to_learn
 from raglane.data.fragments import Layout
@@ -81,7 +82,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         >>> data = Dataset(table)
         >>> len(data), data.lengths.tolist(), data[2]["inputs"].tolist()
         (3, [2, 0, 1], [[3.0]])
-        >>> batch = data.__getitems__([2, 0]).batch()
+        >>> batch = data[[2, 0]].batch()
         >>> batch["inputs"].lengths, batch["target"]
         (tensor([1, 2]), tensor([0, 0]))
     """
@@ -132,8 +133,22 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
     def __len__(self) -> int:
         return len(self._fragments) if self._rows is None else len(self._rows)
 
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """Return the item of a row; a negative index counts from the end."""
+    def __repr__(self) -> str:
+        parts = [count_of(len(self), "sequence")]
+        if self._in_memory is not None:
+            parts.append("tokens" if self.is_tokens else count_of(len(self.channels), "channel"))
+        return f"Dataset({', '.join(parts)}; {self.source})"
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Tensor]: ...
+    @overload
+    def __getitem__(self, index: list[int]) -> Items: ...
+    def __getitem__(self, index: Any) -> Any:
+        """Return the item of a row, or the items of a list of rows; a negative index counts from
+        the end.
+        """
+        if isinstance(index, list):
+            return self.__getitems__(index)
         index = check_whole("index", index)
         row = index + len(self) if index < 0 else index
         if not 0 <= row < len(self):

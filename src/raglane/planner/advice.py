@@ -133,7 +133,7 @@ def plan(
     layer: torch.nn.Module,
     *,
     batch_sizes: Sequence[int] | None = None,
-    ranks: int = 1,
+    processes: int = 1,
     memory: int | None = None,
     backends: Sequence[str] | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
@@ -155,7 +155,7 @@ def plan(
         batch_sizes: numbers of sequences per batch; None for powers of two from 8 to 512 that give
             at least 8 batches per process. Each size also gives a limit by elements: that many
             times the mean length.
-        ranks: the number of processes that train together on this machine. All figures of a batch
+        processes: the number of processes that train together on this machine. All figures of a batch
             are per process.
         memory: bytes that a training step may use per process; None for its share of the available
             memory.
@@ -188,7 +188,7 @@ def plan(
             "lengths", got, "lengths with at least one above 0", "check the lengths"
         )
     twin = as_layer(layer)
-    check_whole("ranks", ranks, 1, "pass the number of processes")
+    ranks = check_whole("processes", processes, 1, "pass the number of processes")
     check_flag("fresh", fresh)
     check_kind(
         "progress",

@@ -514,7 +514,7 @@ def _use(folder: Path, settings: Settings) -> list[Block]:
         if is_language
         else f"raglane predict {run} DATA -o predictions.parquet",
         f"raglane evaluate {run} DATA",
-        f"raglane train --config {shlex.quote(str(folder / 'run.toml'))} --out FOLDER",
+        f"raglane train --config {shlex.quote(str(folder / 'run.toml'))} --output FOLDER",
     )
     answer = "bits" if is_language else "prediction"
     python = (

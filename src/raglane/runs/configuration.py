@@ -23,7 +23,9 @@ _UNSET = {
     "validation": "held out",
     "test": "none",
 }
-_REPEATS = "# The options of this run; to repeat it: raglane train --config run.toml --out FOLDER"
+_REPEATS = (
+    "# The options of this run; to repeat it: raglane train --config run.toml --output FOLDER"
+)
 # The column of comments after short lines.
 _COMMENT = 34
 
@@ -60,7 +62,7 @@ def entries(chosen: Any, comments: Mapping[str, str] | None = None) -> list[Entr
 
 def other_entries(values: Mapping[str, Any], comments: Mapping[str, str], out: str) -> list[Entry]:
     """Return the options of a command that are in no dataclass."""
-    unset = _UNSET | {"out": out, "minutes": "no end"}
+    unset = _UNSET | {"output": out, "minutes": "no end"}
     return [
         Entry(
             name,

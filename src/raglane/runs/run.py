@@ -22,11 +22,12 @@ from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_column
 from raglane.runs.tables import TablePredictor
 from raglane.training import inference
 from raglane.training.checkpoint import SavedModel, describe, load_model, model_files, read_model
-from raglane.training.folder import DESCRIPTION, find, tidy
+from raglane.training.folder import DESCRIPTION, LAST, find, tidy
 from raglane.training.inference import Evaluation, Predictions
 from raglane.training.model import SequenceModel
 from raglane.training.own_cell import NamedCode, named_code, take_code
 from raglane.training.run import TrainingResult, load_description
+from raglane.training.state import load_progress
 from raglane.training.stored import build, reading
 
 if TYPE_CHECKING:
@@ -153,6 +154,15 @@ class Run:
         """The names of the feature columns; () for tokens."""
         return self.preprocessor.channels
 
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """The numbers of each epoch, also of a loaded run; [] for the folder of a model."""
+        if self.result is not None:
+            return self.result.state.history
+        if self.folder is None or not find(self.folder, LAST).is_dir():
+            return []
+        return load_progress(find(self.folder, LAST)).history
+
     def predict(
         self,
         data: Any,
@@ -208,6 +218,38 @@ class Run:
             device=where,
         )
 
+    def generate(
+        self,
+        prompt: str = "",
+        *,
+        count: int = 1,
+        length: int = 200,
+        temperature: float = 1.0,
+        seed: int = 0,
+        beam: int | None = None,
+        device: str = "auto",
+    ) -> list[str]:
+        """Return texts of a language model, as ``raglane sample`` does.
+
+        Args:
+            prompt: the beginning of each text.
+            count: the number of texts.
+            length: the largest number of tokens after the prompt.
+            temperature: logits are divided by it; 0 chooses the likeliest token.
+            seed: the same seed gives the same texts.
+            beam: the number of hypotheses of a beam search for the likeliest texts, which draws
+                nothing; None draws.
+            device: as for :meth:`predict`.
+
+        Raises:
+            ArgumentError: the task is not ``language``, or an option is out of range.
+        """
+        where = inference.pick_device(device)
+        options: dict[str, Any] = {"count": count, "length": length, "temperature": temperature}
+        return inference.sample(
+            self._on(where), prompt=prompt, seed=seed, beam=beam, device=where, **options
+        )
+
     def predictor(self, **options: Any) -> TablePredictor:
         """Return a function from a table to a table of predictions, for Spark, Dask or Ray.
 
@@ -229,7 +271,7 @@ class Run:
         *,
         top: int = 1,
         horizon: int = 1,
-        origins: int = 1,
+        backtests: int = 1,
         beam: int | None = None,
         batch_size: int = 256,
         device: str = "auto",
@@ -245,7 +287,7 @@ class Run:
             top: above 1, add the accuracy of the ``top`` most likely classes.
             horizon: above 1, also forecast the last ``horizon`` elements of each sequence (task
                 ``forecast``).
-            origins: the number of such forecasts of each sequence; each begins ``horizon`` elements
+            backtests: the number of such forecasts of each sequence; each begins ``horizon`` elements
                 before the next.
             beam: as for :meth:`predict`.
             batch_size: sequences per batch.
@@ -262,7 +304,7 @@ class Run:
         records = (
             self.test_part() if data is None else self.read(data, labels, format=format, **columns)
         )
-        more = {"batch_size": batch_size, "top": top, "horizon": horizon, "origins": origins}
+        more = {"batch_size": batch_size, "top": top, "horizon": horizon, "backtests": backtests}
         return inference.evaluate(self._on(where), records, device=where, beam=beam, **more)
 
     def read(

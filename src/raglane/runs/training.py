@@ -39,7 +39,7 @@ _CHANGEABLE = (
     "epochs",
     "patience",
     "device",
-    "ranks",
+    "processes",
     "engine",
     "threads",
     "workers",

@@ -248,7 +248,7 @@ class Server:
         origin = headers.get("origin")
         if origin is not None and not is_same_site(origin, host) and origin not in self._origins:
             raise RefusedError(
-                403, "Origin", quote(origin), "this server", "set --origin to allow the site"
+                403, "Origin", quote(origin), "this server", "set --allow-origin to allow the site"
             )
         if self.token is None or (scope["type"] == "http" and scope["path"] in _OPEN):
             return

@@ -87,7 +87,7 @@ class Clients:
         self.check_open()
         if self._counts[client] >= self._most:
             got = f"{self._most} streams of this client"
-            fix = "close a stream, or set --client-streams"
+            fix = "close a stream, or set --max-streams-per-client"
             raise RefusedError(429, "stream", got, "within the limit of a client", fix)
         self._counts[client] += 1
 

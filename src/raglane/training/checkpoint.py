@@ -121,6 +121,15 @@ def count_weights(path: str | os.PathLike[str]) -> int:
     return model_count
 
 
+def stored_labels(path: str | os.PathLike[str]) -> list[str]:
+    """Return the classes or labels of a stored model, without its weights."""
+    folder = model_folder(as_path(path))
+    config = read_json(folder / CONFIG)
+    check_format(folder / CONFIG, config, FORMAT, FORMAT_VERSION)
+    with reading(folder / CONFIG):
+        return list(config["preprocessor"]["labels"] or ())
+
+
 def read_model(files: Mapping[str, bytes], folder: Path) -> SavedModel:
     """Return the model of the files that :func:`model_files` returned."""
     absent = next((name for name in (CONFIG, WEIGHTS) if name not in files), None)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, KeysView, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from statistics import fmean
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_kind, check_real, check_whole
 from raglane._utils.memory import check_memory
-from raglane._utils.messages import argument, metric_words, quote, quote_all, require, shorten
+from raglane._utils.messages import (
+    argument,
+    count_of,
+    message,
+    metric_words,
+    quote,
+    quote_all,
+    require,
+    shorten,
+)
 from raglane.data.dataset import Dataset
 from raglane.data.encoders import END
 from raglane.data.holdout import elements_held_out
@@ -74,6 +83,8 @@ class Predictions:
         1  b  1
         >>> predictions["prediction"], len(predictions)
         (['a', 'b'], 2)
+        >>> predictions[0]
+        {'id': 0, 'prediction': 'a', 'probability': 0.75}
     """
 
     columns: dict[str, list[Any]]
@@ -81,6 +92,40 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self.columns["id"])
+
+    @overload
+    def __getitem__(self, key: str) -> list[Any]: ...
+    @overload
+    def __getitem__(self, key: int) -> dict[str, Any]: ...
+    def __getitem__(self, key: str | int) -> Any:
+        """Return a column by its name, or a row by its number as a dictionary."""
+        if isinstance(key, str) and key in self.columns:
+            return self.columns[key]
+        if isinstance(key, str):
+            rule = f"one of {quote_all(self.columns)}"
+            raise ArgumentError("column", quote(key), rule, "choose one of them")
+        row = check_whole("row", key)
+        if not -len(self) <= row < len(self):
+            rule = f"from {-len(self)} to {len(self) - 1}, for {len(self)} rows"
+            raise IndexError(message("row", f"{row}", rule, "use a number below len(predictions)"))
+        return {name: column[row] for name, column in self.columns.items()}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows as dictionaries."""
+        return (self[row] for row in range(len(self)))
+
+    def __contains__(self, name: object) -> bool:
+        """Return True for the name of a column."""
+        return name in self.columns
+
+    def keys(self) -> KeysView[str]:
+        """Return the names of the columns."""
+        return self.columns.keys()
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        """Return the table to a package that reads Arrow, such as polars or DuckDB."""
+        table = require("pyarrow", "data").table(self.named())
+        return table.__arrow_c_stream__(requested_schema)
 
     def named(self) -> dict[str, list[Any]]:
         """Return the columns as in a file: the ids have the names of the user's columns.
@@ -101,23 +146,15 @@ class Predictions:
         split = zip(*parts, strict=True) if parts else ([] for _ in names)
         return {**dict(zip(names, map(list, split), strict=True)), **others}
 
-    def __getitem__(self, name: str) -> list[Any]:
-        """Return a column."""
-        if name not in self.columns:
-            raise ArgumentError(
-                "column", quote(name), f"one of {quote_all(self.columns)}", "choose one of them"
-            )
-        return self.columns[name]
-
     def __repr__(self) -> str:
         rows = "\n".join(
             "  ".join(shorten(_short(entry), _WIDEST) for entry in row)
             for row in islice(zip(*self.columns.values(), strict=True), _SHOWN)
         )
         more = f"\n... {len(self) - _SHOWN:,} more" if len(self) > _SHOWN else ""
-        return f"Predictions of {len(self):,} sequences\n{'  '.join(self.columns)}\n{rows}{more}"
+        return f"Predictions of {count_of(len(self), 'sequence')}\n{'  '.join(self.columns)}\n{rows}{more}"
 
-    def frame(self) -> Any:
+    def to_pandas(self) -> Any:
         """Return the table as a ``pandas.DataFrame``.
 
         Raises:
@@ -127,8 +164,8 @@ class Predictions:
 
 
 @dataclass(frozen=True, repr=False)
-class Evaluation:
-    """The quality of a model on data that has targets.
+class Evaluation(Mapping[str, float]):
+    """The quality of a model on data that has targets: a mapping from names to numbers.
 
     Args:
         task: the name of the task.
@@ -152,9 +189,22 @@ class Evaluation:
             )
         return self.numbers[name]
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.numbers)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.numbers
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return one of the numbers, or the default for another name."""
+        return self.numbers.get(name, default)
+
     def __repr__(self) -> str:
         numbers = ", ".join(f"{name} {number:.4g}" for name, number in self.numbers.items())
-        return f"Evaluation({self.task}, {self.sequences:,} sequences: {numbers})"
+        return f"Evaluation({self.task}, {count_of(self.sequences, 'sequence')}: {numbers})"
 
     def better_rule(self) -> str | None:
         """Return the metric and the best simple rule in words, if the model is not better than this
@@ -295,14 +345,14 @@ def evaluate(
     batch_size: int = 256,
     top: int = 1,
     horizon: int = 1,
-    origins: int = 1,
+    backtests: int = 1,
     beam: int | None = None,
     device: torch.device | None = None,
 ) -> Evaluation:
     """Return loss, metrics and baselines of a model on data with targets. ``device=None`` is the
     CPU.
 
-    With ``horizon`` above 1 the last elements of each sequence are also forecast, from ``origins``
+    With ``horizon`` above 1 the last elements of each sequence are also forecast, from ``backtests``
     elements, and measured step by step.
     """
     check_whole("batch_size", batch_size, 1)
@@ -311,10 +361,10 @@ def evaluate(
     dataset = preprocessor.apply(records)
     task = make_task(preprocessor, saved.model.config, saved.model)
     check_options(task, horizon=horizon, top=top, beam=beam)
-    check_whole("origins", origins, 1)
-    if origins > 1 and horizon == 1:
+    check_whole("backtests", backtests, 1)
+    if backtests > 1 and horizon == 1:
         fix = f"pass {argument('horizon')} too, or leave it out"
-        raise ArgumentError("origins", f"{origins}", "1 for forecasts of one step", fix)
+        raise ArgumentError("backtests", f"{backtests}", "1 for forecasts of one step", fix)
     task.check(records)
     model = saved.model.to(device)
     options = {
@@ -341,7 +391,7 @@ def evaluate(
                 batch.inputs.to(device)
                 for batch in in_order(whole, BatchLimit(sequences=batch_size))
             )
-            measured = replace(measured, table=task.ahead(model, batches, horizon, origins))
+            measured = replace(measured, table=task.ahead(model, batches, horizon, backtests))
     return Evaluation(
         saved.task, len(dataset), count, {"loss": totals.mean_loss, **measured.numbers}, measured
     )

@@ -32,10 +32,10 @@ def check_machine(settings: Settings) -> torch.device:
     cores = os.cpu_count() or 1
     # Each rank is a process that uses at least one processor; Ray checks the resources of its
     # cluster.
-    if settings.engine == "processes" and settings.ranks > max(4, cores):
+    if settings.engine == "processes" and settings.processes > max(4, cores):
         fix = f"pass {argument('ranks', cores)}, or start ranks on several machines with torchrun"
         raise ArgumentError(
-            "ranks", f"{settings.ranks}", f"at most {max(4, cores)} on this machine", fix
+            "processes", f"{settings.processes}", f"at most {max(4, cores)} on this machine", fix
         )
     most = max(64, 4 * cores)
     for name in ("threads", "workers"):
@@ -57,12 +57,12 @@ def check_machine(settings: Settings) -> torch.device:
 
 def threads_of(settings: Settings) -> int | None:
     """Return the CPU threads of a rank; None leaves the choice to PyTorch."""
-    if settings.threads is not None or settings.ranks == 1:
+    if settings.threads is not None or settings.processes == 1:
         return settings.threads
     cores = (
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     )
-    return max(cores // settings.ranks, 1)
+    return max(cores // settings.processes, 1)
 
 
 def check_size(
@@ -103,7 +103,7 @@ def plan_batches(
         raise ArgumentError("batch_size", got, rule, "leave one of them out")
     device = pick_device(settings.device)
     others = ranks_of()
-    ranks = settings.ranks if others is None else others.count
+    ranks = settings.processes if others is None else others.count
     if settings.threads is not None:
         torch.set_num_threads(settings.threads)
     threads = threads_of(settings) or torch.get_num_threads()
@@ -115,7 +115,7 @@ def plan_batches(
     layer = SequenceModel(ModelConfig.of(settings, preprocessor)).encoder.recurrent.to(device)
     # Only the backend that the layer chooses in training.
     backend = explain(layer, torch.zeros(1, layer.input_size, device=device)).backend
-    advice = plan(lengths, layer, ranks=ranks, backends=[backend], threads=[threads])
+    advice = plan(lengths, layer, processes=ranks, backends=[backend], threads=[threads])
     if what == "batch_elements":
         why = words.why(advice.best_by_elements, advice.rows, ranks)
         return _by_elements(settings, advice, int(lengths.max()), ranks), why

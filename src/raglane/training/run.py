@@ -135,17 +135,17 @@ def run_job(
 
 
 def _launch(job: Job, callback: Callback | None) -> TrainingResult:
-    """Run a job in this process, or in the processes of torchrun, Ray or ``settings.ranks``."""
+    """Run a job in this process, or in the processes of torchrun, Ray or ``settings.processes``."""
     others = ranks_of()
     if others is not None:
         # Validates the settings for this number of ranks, which is not a setting of the run.
-        replace(job.settings, ranks=others.count)
+        replace(job.settings, processes=others.count)
         return lead(job, callback, others)
     if job.settings.engine == "ray":
         from raglane.training.ranks.on_ray import launch_on_ray
 
         return launch_on_ray(job, callback)
-    if job.settings.ranks == 1:
+    if job.settings.processes == 1:
         return Trainer(job, callback=callback).run()
     from raglane.training.ranks.launch import launch
 

@@ -379,15 +379,15 @@ class Settings(ModelSettings):
         _not_negative("pass e.g. 1"),
     )
     device: str = option("auto", "Device; auto: a GPU if available.", RUN, choices=DEVICES)
-    ranks: int = option(1, "Processes on this machine that share each batch.", RUN, *_COUNT)
+    processes: int = option(1, "Processes on this machine that share each batch.", RUN, *_COUNT)
     engine: str = option(
         "processes",
-        "Launcher of the ranks; ray: the Ray cluster at RAY_ADDRESS, or on this machine.",
+        "Launcher of the processes; ray: the Ray cluster at RAY_ADDRESS, or on this machine.",
         RUN,
         choices=ENGINES,
     )
     threads: int | None = option(
-        None, "CPU threads per rank.", RUN, *_COUNT, unset="PyTorch's choice"
+        None, "CPU threads per process.", RUN, *_COUNT, unset="PyTorch's choice"
     )
     workers: int = option(
         0,

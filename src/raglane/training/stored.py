@@ -27,6 +27,7 @@ _JSON_FACTOR = 32
 _LARGEST = sys.float_info.max
 # The parts of a file whose entries earlier formats named otherwise, and these entries.
 _PARTS = ("settings", "model", "preprocessor", "columns")
+_KEYS = {"ranks": "processes"}
 _VALUES = {
     ("missing", "error"): "raise",
     ("on_bad_row", "fail"): "raise",
@@ -76,10 +77,14 @@ def with_new_words(content: dict[str, Any]) -> dict[str, Any]:
 def _new_words(entries: Any) -> Any:
     if not isinstance(entries, dict):
         return entries  # rejected where it is read
-    return {
-        key: _VALUES.get((key, value), value) if isinstance(value, str) else value
-        for key, value in entries.items()
-    }
+    return dict(new_word(key, value) for key, value in entries.items())
+
+
+def new_word(key: str, value: Any) -> tuple[str, Any]:
+    """Return an entry of a file of format 2 or less with the words of format 3."""
+    if isinstance(value, str):
+        value = _VALUES.get((key, value), value)
+    return _KEYS.get(key, key), value
 
 
 def to_json(content: Any) -> bytes:

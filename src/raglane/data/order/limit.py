@@ -193,7 +193,7 @@ def settle(lengths: Any, limit: BatchLimit) -> Settled:
         got = f"{int(array[index]):,} at index {index}" + f", and {len(over) - 1:,} more" * (
             len(over) > 1
         )
-        fix = f"raise the limit, or choose a treatment: {argument('too_long', 'split')}, drop or alone"
+        fix = f"raise the limit, or choose a treatment: {argument('too_long', 'chunk')}, drop or alone"
         raise ArgumentError("lengths", got, f"at most the size of a batch, {limit}", fix)
     if limit.too_long == "alone":
         return Settled(_held(array, longest), np.empty(0, np.int64), len(over), elements, longest)

@@ -5,16 +5,21 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
 from raglane import segments
-from raglane._utils.messages import message, quote
+from raglane._utils.messages import count_of, message, quote
 from raglane.ragged import Ragged
 
+# The items that are printed, and their tokens.
+_SHOWN = 4
+_TOKENS = 12
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Hypotheses:
     """The best token sequences of each item of a batch, as searches return them.
 
@@ -48,6 +53,12 @@ class Hypotheses:
     confidences: Ragged | None = None
     state: Any = None
 
+    def __repr__(self) -> str:
+        counts = f"{len(self.scores):,} of {count_of(len(self), 'item')}"
+        shown = [f"  {index}: {_shown(item)}" for index, item in enumerate(islice(self, _SHOWN))]
+        more = [f"  ... {len(self) - _SHOWN:,} more"] * (len(self) > _SHOWN)
+        return "\n".join([f"Hypotheses: {counts}, the best of each:", *shown, *more])
+
     def __len__(self) -> int:
         """Return B, the number of items."""
         return self.offsets.shape[0] - 1
@@ -76,3 +87,12 @@ class Hypotheses:
         best = self.tokens.select(self.offsets[:-1][counts > 0])
         lengths = counts.new_zeros(len(self)).masked_scatter(counts > 0, best.lengths)
         return Ragged.from_flat(best.values, offsets=segments.offsets_from_lengths(lengths))
+
+
+def _shown(item: list[tuple[Tensor, Tensor]]) -> str:
+    """Return the best tokens of an item and their score on a short line."""
+    if not item:
+        return "none"
+    tokens, score = item[0]
+    more = ", ..." if len(tokens) > _TOKENS else ""
+    return f"[{', '.join(map(str, tokens[:_TOKENS].tolist()))}{more}], score {float(score):.4g}"

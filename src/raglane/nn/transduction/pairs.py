@@ -11,6 +11,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import check_device, check_kind, check_number
 from raglane._utils.memory import check_pairs
+from raglane._utils.messages import count_of
 from raglane._utils.tracing import never_recorded, refuse_jit_trace
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.cpu import transduction as kernels
@@ -172,6 +173,11 @@ class Edits(NamedTuple):
     deletions: Tensor
     substitutions: Tensor
     lengths: Tensor
+
+    def __repr__(self) -> str:
+        counts = {name: int(getattr(self, name).sum()) for name in self._fields[:3]}
+        words = ", ".join(f"{count:,} {name}" for name, count in counts.items())
+        return f"Edits({count_of(len(self.lengths), 'item')}: {words}; rate {self.rate:.4g})"
 
     @property
     def total(self) -> Tensor:

@@ -219,7 +219,11 @@ def inspect(
     progress.stage("measuring this machine")
     layer = layer_of(settings, contents, settings.embedding)
     advice = plan(
-        torch.from_numpy(contents.lengths), layer, ranks=ranks, fresh=fresh, progress=progress.done
+        torch.from_numpy(contents.lengths),
+        layer,
+        processes=ranks,
+        fresh=fresh,
+        progress=progress.done,
     )
     chosen = recommended(settings, advice.best, contents)
     return Inspection(

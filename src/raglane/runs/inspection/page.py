@@ -245,7 +245,7 @@ def _ranks(inspection: Inspection) -> list[Block]:
     if ranks == 1:
         return [
             Text(
-                "One process trains, and never waits. With --ranks 8, this section shows the waiting time of 8."
+                "One process trains, and never waits. With --processes 8, this section shows the waiting time of 8."
             )
         ]
     listed = [

@@ -97,7 +97,7 @@ class Ranks:
         if self.local >= available:
             got = f"{self.local + 1} or more on a machine with {count_of(available, 'GPU')}"
             fix = f"pass {argument('ranks', available)}, or {argument('device', 'cpu')}"
-            raise ArgumentError("ranks", got, "at most the number of GPUs", fix)
+            raise ArgumentError("processes", got, "at most the number of GPUs", fix)
         torch.cuda.set_device(self.local)
         return torch.device("cuda", self.local)
 

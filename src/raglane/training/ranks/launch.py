@@ -121,7 +121,7 @@ def _network() -> dict[str, str]:
 
 
 def launch(job: Job, callback: Callback | None = None) -> TrainingResult:
-    """Run a training in ``settings.ranks`` processes."""
+    """Run a training in ``settings.processes`` processes."""
     settings = job.settings
     # Separate from the settings, because the run may be resumed with other ranks.
     shared = pickle.dumps((job, threads_of(settings)), protocol=pickle.HIGHEST_PROTOCOL)
@@ -133,7 +133,7 @@ def launch(job: Job, callback: Callback | None = None) -> TrainingResult:
     try:
         with closing(signals):
             signals.listen()
-            for _ in range(settings.ranks):
+            for _ in range(settings.processes):
                 parent, child = Pipe()
                 with child:
                     process, exit_code = start_process(child)
@@ -141,7 +141,11 @@ def launch(job: Job, callback: Callback | None = None) -> TrainingResult:
             for number, rank in enumerate(ranks):
                 rank.send(
                     Place(
-                        number, settings.ranks, store.port, current_flags(), callback is not None
+                        number,
+                        settings.processes,
+                        store.port,
+                        current_flags(),
+                        callback is not None,
                     ),
                     shared,
                 )

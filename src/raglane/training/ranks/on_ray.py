@@ -218,7 +218,7 @@ def _fit(job: Job, config: dict[str, Any], ray_folder: Path) -> BaseException | 
         train_loop_config=config,
         torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if on_gpus else "gloo"),
         scaling_config=ScalingConfig(
-            num_workers=settings.ranks,
+            num_workers=settings.processes,
             use_gpu=on_gpus,
             resources_per_worker={"CPU": settings.threads or 1} | ({"GPU": 1} if on_gpus else {}),
         ),

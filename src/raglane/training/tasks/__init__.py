@@ -80,7 +80,7 @@ def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
 
 def _is_one_long_series(settings: Settings, training: Dataset) -> bool:
     """Return True if the data is one series to forecast that can be cut into chunks."""
-    if settings.task != "forecast" or len(training) != 1 or settings.ranks > 1:
+    if settings.task != "forecast" or len(training) != 1 or settings.processes > 1:
         return False
     if settings.bucket or settings.batch_elements is not None:
         return False
