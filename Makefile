@@ -10,7 +10,7 @@ CONSTRAINTS ?= constraints.txt
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS))
 # Builds the layers also as operators of the installed torch.
 TORCH = $$($(CURDIR)/$(BIN)/python -c 'from importlib.util import find_spec; print(*find_spec("torch").submodule_search_locations)')
-WITH_TORCH = SKBUILD_CMAKE_DEFINE="RAGLANE_TORCH=$(TORCH)"
+WITH_TORCH = SKBUILD_CMAKE_DEFINE="RAGLANE_TORCH=$(TORCH);RAGLANE_NATIVE=OFF"
 # The tests that make test runs; empty for all.
 TESTS ?=
 # The number of processes that run the tests in parallel. Their networks are small, so each uses one thread.
@@ -54,15 +54,25 @@ help:
 setup: $(READY)
 
 # The installation builds the CPU kernels, so it depends on their sources too.
-$(READY): pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(wildcard csrc/*/*.h csrc/*/*.cpp)
+INSTALLED := pyproject.toml $(CONSTRAINTS) CMakeLists.txt $(wildcard csrc/*/*.h csrc/*/*.cpp)
+
+$(VENV)/.torch: $(CONSTRAINTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Raglane needs Python 3.11 or newer; $(PYTHON) is older. Run: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
-	$(WITH_TORCH) $(INSTALL) --editable '.[data,text,cli,train,logs,tune,demo,plot,report,sklearn,serve,dev,docs]'
+	@touch $@
+
+# The demo needs fewer packages, and kernels for this machine's processor alone, a third of the compilation.
+$(VENV)/.demo: $(VENV)/.torch $(INSTALLED)
+	SKBUILD_CMAKE_DEFINE="RAGLANE_TORCH=$(TORCH);RAGLANE_NATIVE=ON" $(INSTALL) --editable '.[data,cli,train,demo]'
+	@touch $@
+
+$(READY): $(VENV)/.torch $(INSTALLED)
+	$(WITH_TORCH) $(INSTALL) --editable '.[data,excel,sound,text,cli,train,logs,tune,demo,plot,report,sklearn,serve,dev,docs]'
 	@touch $(READY)
 
-demo: $(READY)
+demo: $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 	$(BIN)/raglane train --out $(RUN) --overwrite --threads 1
 	$(BIN)/raglane evaluate $(RUN)
 	$(BIN)/raglane predict $(RUN) --output $(RUN)/predictions.csv --probabilities

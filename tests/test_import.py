@@ -12,7 +12,12 @@ from scripts import Script
 
 ROOT = Path(__file__).parents[1]
 # What is imported under another name than it is installed.
-DISTRIBUTIONS = {"onnx_ir": "onnx-ir", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
+DISTRIBUTIONS = {
+    "python_calamine": "python-calamine",
+    "onnx_ir": "onnx-ir",
+    "sklearn": "scikit-learn",
+    "vl_convert": "vl-convert-python",
+}
 
 EXTRAS = [
     "pyarrow",

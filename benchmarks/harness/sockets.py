@@ -130,8 +130,10 @@ class _Socket:
                 break
             if data[at] == 0x82:
                 messages.append(data[begin : begin + size])
+            elif data[at] == 0x89:  # a ping, which a client must answer
+                self.out += bytes([0x8A, 0x80 | size]) + _MASK + data[begin : begin + size]
             else:
-                assert data[at] in (0x81, 0x89), (data[at], data[begin : begin + size])
+                assert data[at] == 0x81, (data[at], data[begin : begin + size])
                 assert b"error" not in data[begin : begin + size], data[begin : begin + size]
             at = begin + size
         self.left = data[at:]

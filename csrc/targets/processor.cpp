@@ -60,7 +60,9 @@ struct Sets {
 #if defined(RAGLANE_EMULATE)  // extensions for bfloat16 are emulated
       set->here = set->here || (set->kernels && !set->byte_kernels);
 #endif
-      set->here = set->here && family_of(*set).here;
+      // A build for one machine is without the portable set, whose loops its best set does not use.
+      const Set& family = family_of(*set);
+      set->here = set->here && (family.here || !family.kernels);
     }
   }
   const Set& family_of(const Set& of) const {

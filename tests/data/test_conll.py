@@ -10,7 +10,8 @@ import raglane as rl
 from raglane.data import Columns, Dataset
 from raglane.data.formats import conll, pick
 from raglane.data.formats.pieces import sift
-from raglane.errors import DataError
+from raglane.errors import ArgumentError, DataError
+from raglane.training.predictions import write_predictions
 
 _TAG = Columns(task="tag")
 
@@ -232,3 +233,21 @@ def test_suffixes(tmp_path: Path) -> None:
         path = tmp_path / f"a{suffix}"
         path.write_text(_NER)
         assert pick(path).name == "conll"
+
+
+def test_predictions_are_written_as_conll(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text(_NER)
+    run = rl.fit(path, epochs=1, hidden_size=4, threads=1, validation_fraction=0)
+    assert run.task == "tag"
+    data = run.read(path, need_labels=False)
+    predictions = run.predict(data)
+    write_predictions(tmp_path / "b.iob2", predictions, data=data)
+    again = rl.data.read(tmp_path / "b.iob2", Columns(task="tag", label="4"))
+    assert [tags for _, tags in _sentences(again)] == predictions.columns["prediction"]
+    assert {"entity_f1", "entity_precision", "entity_recall"} <= set(run.evaluate(path).numbers)
+    words = run.read([["EU", "rejects"]], need_labels=False)
+    for other in (words, None):
+        with pytest.raises(ArgumentError, match="unless DATA is CoNLL"):
+            write_predictions(tmp_path / "c.conll", run.predict(words), data=other)
+    assert not (tmp_path / "c.conll").exists()

@@ -66,6 +66,12 @@ def test_keys_of_neither_rows_nor_columns(tmp_path: Path) -> None:
         _read(tmp_path, frame.to_json())
 
 
+def test_rows_of_other_sizes_than_their_names(tmp_path: Path) -> None:
+    for row in ([1], {"a": 1}, 3):
+        with pytest.raises(DataError, match=r"for 2 columns"):
+            _read(tmp_path, {"columns": ["text", "label"], "data": [["a", "b"], row]})
+
+
 def test_columns_of_lists(tmp_path: Path) -> None:
     document = {"tokens": [["a", "b"], ["c"]], "tags": [["X", "Y"], ["X"]]}
     data = _read(tmp_path, document, task="tag", label="tags", sequence="tokens")

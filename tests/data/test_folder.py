@@ -157,6 +157,24 @@ def test_files_with_ids_are_parts_of_one_table(tmp_path: Path) -> None:
     assert data.notes[0] == "2 files (.csv), the parts of one table"
 
 
+def test_arrow_files_with_lists_or_texts_are_parts(tmp_path: Path) -> None:
+    for number in range(2):
+        rows = {"x": [[1.0 + number], [2.0, 3.0]], "kind": ["a", "b"]}
+        pq.write_table(pa.table(rows), tmp_path / f"part-{number}.parquet")
+    data = rl.data.read(tmp_path)
+    assert (data.lengths.tolist(), data.labels) == ([1, 2, 1, 2], ("a", "b", "a", "b"))
+    pq.write_table(pa.table({"y": [1]}), tmp_path / "part-2.parquet")
+    with pytest.raises(DataError, match=r"other columns in part-2\.parquet"):
+        rl.data.read(tmp_path)
+    files = tmp_path / "files"
+    files.mkdir()
+    for number in range(2):
+        rows = {"x": [1.0, 2.0, 3.0], "kind": ["ab"[number]] * 3}
+        pq.write_table(pa.table(rows), files / f"{number}.parquet")
+    data = rl.data.read(files)
+    assert (data.lengths.tolist(), data.labels) == ([3, 3], ("a", "b"))
+
+
 def test_arrays(tmp_path: Path) -> None:
     files = {f"k{n}/{n}.npy": np.arange(2.0 * n + 2).reshape(n + 1, 2) for n in range(3)}
     data = _read(tmp_path, files)

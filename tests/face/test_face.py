@@ -13,57 +13,8 @@ from torch import Tensor, nn
 
 import face_cases as cases
 import raglane as rl
+from face_cases import BATCHES, numbers_of, others_of
 from raglane.errors import RaglaneError
-
-BATCHES: dict[str, tuple[list[int], tuple[int, ...]]] = {
-    "no features": ([3, 1, 4, 2], ()),
-    "features": ([3, 1, 4, 2], (5,)),
-    "two dims of features": ([2, 3], (2, 3)),
-    "an empty sequence": ([2, 0, 3], (3,)),
-    "an empty sequence without features": ([0, 2], ()),
-    "no sequence": ([], (3,)),
-    "one sequence": ([4], (3,)),
-    "lengths of 1": ([1, 1, 1], (3,)),
-    "lengths of 1 without features": ([1, 1, 1], ()),
-    "as many sequences as features": ([2, 4, 3], (3,)),
-    "as many elements as features": ([2, 1], (3,)),
-    "strided": ([3, 2], (4,)),
-}
-
-
-def numbers_of(kind: str) -> dict[str, Tensor]:
-    """Draw flat numbers ``(N, *features)`` and what else the expressions read."""
-    lengths, features = BATCHES[kind]
-    generator = torch.Generator().manual_seed(7)
-    size = (sum(lengths), *features)
-    draw = {name: torch.randn(size, generator=generator, dtype=torch.float64) for name in "xy"}
-    if kind == "strided":
-        draw["x"] = torch.randn(features[0], 2 * size[0], generator=generator, dtype=torch.float64)
-        draw["x"] = draw["x"].mT[::2]
-    draw["p"] = torch.rand(size, generator=generator, dtype=torch.float64) + 0.5
-    draw["z"] = torch.randint(2, size, generator=generator).double()
-    draw["m"] = draw["y"] > 0
-    draw["i"] = (draw["p"] * 9).long()
-    draw["k"] = torch.zeros(size, dtype=torch.int64)
-    draw["t"] = torch.randint(3, size[:1] + size[2:], generator=generator)
-    draw["s"] = torch.ones(size[:1], dtype=torch.int64)
-    draw["q"] = torch.rand(size, generator=generator, dtype=torch.float64)
-    return draw
-
-
-def others_of(kind: str) -> dict[str, Any]:
-    """Draw tensors that are no batches."""
-    lengths, features = BATCHES[kind]
-    generator = torch.Generator().manual_seed(8)
-    count, last = len(lengths), features[-1] if features else 1
-    return {
-        "h": torch.rand((count, 1, *features), generator=generator, dtype=torch.float64) + 0.5,
-        "g": torch.rand((count, last, 2), generator=generator, dtype=torch.float64),
-        "v": torch.rand(last, generator=generator, dtype=torch.float64),
-        "w": torch.rand((last, 2), generator=generator, dtype=torch.float64),
-        "c": torch.rand(last, generator=generator, dtype=torch.float64),
-        "lens": torch.tensor(lengths, dtype=torch.int64),
-    }
 
 
 def evaluate(expression: str, **names: Any) -> Any:

@@ -258,3 +258,38 @@ def test_of_a_converted_folder_no_sequence_is_read(
         )
         assert found.labels == wanted.labels
     assert found.labels == reading.labels_of("sequence", {"u": 2, "v": 1})
+
+
+def test_tables_and_words_in_texts_are_no_lengths(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("".join(f"{number}\n" for number in range(9)))
+    assert _read(path).kind == "lengths"
+    path.write_text("id t x kind\na 0 1.5 p\na 1 2.5 p\nb 0 3.5 q\n")
+    assert _read(path).lengths.tolist() == [2, 1]
+    path.write_text("Ann B-PER\nruns O\n\nRome B-LOC\nis O\n")
+    assert _read(path, task="tag").lengths.tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "count"),
+    [
+        ([1, -999, 2, -999, 3], 2),
+        ([20.5, -9999, 18], 1),
+        ([-999.25, 3, 4], 1),
+        ([1, 2, 3], 0),
+        ([-999, -998, -997], 0),
+        ([-999, -999], 0),
+        ([-1000, 2, 3], 0),
+    ],
+)
+def test_numbers_that_mean_missing_are_named(
+    tmp_path: Path, numbers: list[float], count: int
+) -> None:
+    rows = "".join(f"a,{time},{number},1\n" for time, number in enumerate(numbers))
+    (tmp_path / "a.csv").write_text(f"id,t,x,y\n{rows}")
+    notes = [note for note in _read(tmp_path / "a.csv").notes if "missing, write" in note]
+    assert len(notes) == bool(count)
+    if count:
+        verb = "is" if count == 1 else "are"
+        share = f"{count} of {len(numbers)} numbers of 'x' {verb} "
+        assert notes[0].startswith(share)

@@ -26,6 +26,7 @@ from scripts import Script
 
 OF_TORCH = Path(torch.__file__).parent / "lib"
 needs_kernels = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
+NUMBERS = {} if missing_kernels() else native.library().numbers
 
 
 @pytest.fixture(autouse=True)
@@ -110,6 +111,23 @@ def test_an_unknown_processor_runs_portable_code(monkeypatch: pytest.MonkeyPatch
     explained = check_answers()
     assert explained.startswith("backend cpu")
     assert "portable code, slower, because this processor has no AVX2" in explained
+
+
+@needs_kernels
+@pytest.mark.skipif("avx2" not in NUMBERS, reason="this processor has no set but the portable one")
+def test_a_build_for_this_machine_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_numbers", lambda _: {"avx2": NUMBERS["avx2"]})
+    explained = check_answers()
+    assert explained.startswith("backend cpu")
+    assert "the kernels were built for this machine's processor alone: avx2" in explained
+
+
+@needs_kernels
+def test_a_build_for_another_machine_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_numbers", lambda _: {})
+    explained = check_answers()
+    assert explained.startswith("backend torch")
+    assert "were built for another processor alone. Reinstall raglane on this machine" in explained
 
 
 CALL = "rl.nn.GRU(3, 64)(rl.Ragged([torch.ones(n, 3) for n in range(40)]))[0].values.sum(dim=1)"

@@ -53,7 +53,7 @@ class Ragged(nn.Module):
         self.head = nn.Linear(5, 12)
 
     def forward(self, texts: list[Tensor], noise: Tensor) -> Any:
-        text: Any = rl.Ragged(texts)
+        text = rl.Ragged(texts)
         out, _ = self.encoder(self.embedding(text))
         mean, log_variance = self.latent(out.last()).chunk(2, -1)
         z = mean + noise * (log_variance / 2).exp()

@@ -47,11 +47,10 @@ class Ragged(nn.Module):
         self.deviation = nn.Linear(5, 1)
 
     def forward(self, series: list[Tensor], known: list[Tensor]) -> Any:
-        z: Any = rl.Ragged(series)
-        covariates: Any = rl.Ragged(known)
+        z = rl.Ragged(series)
         scale = 1 + z.abs().mean(1, keepdim=True)
         before = (z / scale).shift(1)
-        out, _ = self.lstm(torch.cat([before[..., None], covariates], -1))
+        out, _ = self.lstm(torch.cat([before[..., None], rl.Ragged(known)], -1))
         mean = self.mean(out).squeeze(-1) * scale
         deviation = F.softplus(self.deviation(out)).squeeze(-1) * scale
         return F.gaussian_nll_loss(mean, z, deviation**2), (mean - z).abs().mean()

@@ -45,7 +45,7 @@ class Ragged(nn.Module):
         self.head = nn.Linear(10, 4)
 
     def forward(self, words: list[Tensor], tags: list[Tensor]) -> Any:
-        target: Any = rl.Ragged(tags)
+        target = rl.Ragged(tags)
         out, _ = self.lstm(self.embedding(rl.Ragged(words)))
         logits = self.head(out)
         right = logits.argmax(-1) == target

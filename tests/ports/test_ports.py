@@ -62,6 +62,7 @@ def _statements(node: ast.ClassDef) -> int:
 def test_a_ragged_program_is_the_shorter_one(name: str) -> None:
     classes = _classes(name)
     assert _statements(classes["Ragged"]) <= _statements(classes["Plain"])
+    assert not [part for part in ast.walk(classes["Plain"]) if getattr(part, "id", "") == "rl"]
     names = {part.attr for part in ast.walk(classes["Ragged"]) if isinstance(part, ast.Attribute)}
     names |= {part.id for part in ast.walk(classes["Ragged"]) if isinstance(part, ast.Name)}
     assert not names & set(_LEFT_OUT)

@@ -923,12 +923,19 @@ def test_arguments_of_hosts(options: dict[str, Any], words: str) -> None:
 
 
 def test_pages(client: TestClient) -> None:
-    assert "'self'" not in (page := client.get("/").text)
+    page = client.get("/").text
+    assert "'self'" not in page
     assert "http://www.w3.org/2000/svg" in page
     assert page.count("http") == page.count("http://www.w3.org") + page.count('"http", "ws"')
     schema = client.get("/openapi.json").json()
     assert {"/predict", "/health", "/v2/models/{name}/infer"} <= set(schema["paths"])
-    assert client.get("/docs").status_code == 200
+    routes = client.get("/docs").text
+    assert "POST /predict" in routes
+    assert "http" not in routes  # it loads nothing
+    models = json.loads(page.partition('id="models">')[2].partition("</script>")[0])
+    sample = np.array(next(m for m in models if m["name"] == "run")["parameters"]["sample"])
+    walks = np.concatenate(_walks())
+    assert (np.abs(sample.mean(0) - walks.mean(0)) < walks.std(0)).all()
     assert (
         client.post("/predict", json={"model": "run", "sequences": [[[0, 0]]]}).status_code == 200
     )

@@ -25,7 +25,7 @@ import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, ClosedError, ShapeError
 from raglane.serve import AsyncClient, Client, Engine
 from raglane.serve.app import create_app
-from raglane.serve.client import State
+from raglane.serve.continued import State
 from servers import served
 
 RECORD = struct.Struct("<II")
@@ -289,6 +289,68 @@ def test_streams_share_steps(app: Any, where: str) -> None:
     many.socket.close()
 
 
+def test_a_server_that_closes_sends_the_states_of_all_streams() -> None:
+    app = create_app({"layer": _engine(max_queue=16)})
+    values = torch.randn(3, 200, 3)
+    with served(app) as where:
+        many = _Many(where)
+        for number in range(3):
+            many.say(stream=number, open=True)
+        many.socket.send(b"".join([_record(number, values[number]) for number in range(3)]))
+        many.results(0, 1)
+        server = app.state.server
+        loop = server.served["layer"].rounds._loop
+        asyncio.run_coroutine_threadsafe(server.clients.drain(), loop)
+        with suppress(ConnectionClosed):
+            while True:
+                many.listen()
+        assert many.socket.close_code == 1001
+    states = [note for note in many.notes if "state" in note]
+    assert [(note["stream"], note["at"]) for note in states] == [(0, 200), (1, 200), (2, 200)]
+    for number in (1, 2):
+        assert torch.equal(many.results(number, 200), _offline(values[number]))
+
+
+@pytest.mark.parametrize("kind", ["int16", "float32"])
+def test_samples_in_chunks_of_any_size(where: str, kind: str) -> None:
+    """They are cut to frames; a rest waits for more, and a reset discards it."""
+    rng = np.random.default_rng(0)
+    samples = rng.integers(-32768, 32768, 3 * 40).astype(np.int16)
+    scaled = samples.astype(np.float32) / 32768
+    sent = samples if kind == "int16" else scaled
+    expected = _offline(torch.from_numpy(scaled).reshape(40, 3))
+    cuts = np.sort(rng.integers(0, len(sent), 30))
+    chunks = [part.tobytes() for part in np.split(sent, cuts)]
+    with websockets.connect(f"ws://{where}/stream?samples={kind}&answers=binary") as stream:
+        stream.send(sent[:2].tobytes())
+        stream.send('{"reset": true}')
+        assert json.loads(stream.recv()) == {"reset": True}
+        found = b""
+        for chunk in chunks:
+            stream.send(chunk)
+        while len(found) < 40 * 32:
+            found += stream.recv(decode=False)
+        rows = np.frombuffer(found, np.float32).reshape(40, 8)
+        assert torch.equal(torch.tensor(rows), expected)
+        stream.send(b"abc")
+        assert "samples must be whole samples of" in json.loads(stream.recv())["error"]
+    with websockets.connect(f"ws://{where}/streams?samples={kind}") as stream:
+        stream.recv()
+        stream.send('{"stream": 5, "open": true}')
+        for chunk in chunks:
+            stream.send(RECORD.pack(5, len(chunk) // sent.itemsize) + chunk)
+        stream.recv()
+        count = 0
+        while count < 40:
+            number, more = RECORD.unpack_from(answer := stream.recv(decode=False))
+            assert number == 5
+            rows = np.frombuffer(answer[8:], np.float32).reshape(more, 8)
+            assert torch.equal(torch.tensor(rows), expected[count : count + more])
+            count += more
+    with websockets.connect(f"ws://{where}/stream?samples=int8") as stream:
+        assert "samples must be int16 or float32" in json.loads(stream.recv())["error"]
+
+
 # ---- frames of WebSocket ---------------------------------------------------------------------------
 
 
@@ -482,7 +544,7 @@ def test_an_overloaded_server_accepts_no_stream() -> None:
         assert "raglane_lag_seconds" in httpx2.get(f"http://{where}/metrics").text
         with websockets.connect(f"ws://{where}/stream") as one:
             error = json.loads(one.recv())["error"]
-            assert "results that take 500 ms" in error
+            assert "server must be faster than a frame per 20 ms, got results that take" in error
             with pytest.raises(ConnectionClosed):
                 one.recv()
             assert one.close_code == 1013
@@ -509,7 +571,25 @@ def test_an_idle_stream_of_many() -> None:
             "code": 4408,
         }
         assert many.say(stream=1, open=True)["open"] is True
-        many.socket.close()
+        assert many.say(stream=1, close=True)["closed"] is True
+        with pytest.raises(ConnectionClosed):  # without a stream
+            many.socket.recv(timeout=30)
+        assert many.socket.close_code == 4408
+
+
+def test_connections_without_a_stream_are_limited() -> None:
+    with served(create_app({"layer": _engine()}, client_streams=2)) as where:
+        two = [_Many(where) for _ in range(2)]
+        third = _Many(where)
+        assert "within the limit of a client" in third.facts["error"]
+        two[0].say(stream=1, open=True)  # a limit of its own
+        two[0].say(stream=2, open=True)
+        assert "limit of a client" in two[1].say(stream=1, open=True)["error"]
+        for many in (*two, third):
+            many.socket.close()
+        with Client(f"http://{where}") as client, client.open() as stream:
+            stream.push(np.zeros((1, 3)))
+            stream.pull()
 
 
 def test_an_engine_with_a_thread_is_refused() -> None:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from raglane.data import Columns
+from raglane.data import FORMATS, Columns
 from raglane.data.splitting import SPLITS
 from raglane.tasks import TASKS
 
@@ -289,7 +289,50 @@ def _npz(chance: random.Random) -> bytes:
     return sink.getvalue()
 
 
+def _conll(chance: random.Random) -> bytes:
+    words = ["Ann", "#", "# go", "1", "1-2", "1.1", "-DOCSTART-", "é", "_", ""]
+    tags = ["O", "B-PER", "I-PER", "S-X", "NOUN", "_"]
+    mark = chance.choice([" ", "\t", "  "])
+    lines = []
+    for _ in range(chance.randint(0, 12)):
+        row = [
+            chance.choice(words),
+            *(chance.choice(tags) for _ in range(chance.choice([0, 1, 1, 1, 2]))),
+        ]
+        lines.append(mark.join(row) if chance.random() < 0.8 else "")
+    return "\n".join(lines).encode()
+
+
+def _arff(chance: random.Random) -> bytes:
+    count = chance.randint(0, 4)
+    names = [chance.choice(["att", "x y", "é"]) + str(number) for number in range(count)]
+    lines = ["@relation r", *(f"@attribute '{name}' numeric" for name in names)]
+    if chance.random() < 0.4:
+        lines = ["@relation r", "@attribute s relational", *lines[1:], "@end s"]
+    lines += ["@attribute class {a,b}", "@data"]
+    for _ in range(chance.randint(0, 5)):
+        numbers = ",".join(_number(chance) for _ in range(count))
+        lines.append(chance.choice([numbers, f"'{numbers}\\n{numbers}'", "{0 1}"]) + ",a")
+    return "\n".join(lines).encode()
+
+
+def _layout(chance: random.Random) -> bytes:
+    """A table with lines above or below the header, or without one, between any marks."""
+    mark = chance.choice([" ", "  ", "\t", ";", "|", ","])
+    above = chance.choice(["", "", "Report\n", "\n\n", "# by hand\n", "sep=;\n", "a;;;\n"])
+    names = chance.choice(["id", "# id"]), "t", "x", "y"
+    rows = [list(names)] if chance.random() < 0.8 else []
+    rows += [["", "s", "m", "K"]] * chance.choice([0, 0, 1, 2])
+    for row in range(chance.randint(0, 6)):
+        rows.append([str(row // 2), str(row), _number(chance), chance.choice(["a", "b", "-", "1"])])
+    text = above + "\n".join(mark.join(row) for row in rows)
+    return text.encode(chance.choice(["utf-8", "utf-8", "utf-8", "utf-16"]))
+
+
 _BUILDERS = {
+    "conll": _conll,
+    "arff": _arff,
+    "dat": _layout,
     "ts": _ts,
     "npz": _npz,
     "csv": _csv,
@@ -337,8 +380,12 @@ def build(chance: random.Random, folder: Path) -> tuple[Path, str | None, Column
     if kind == "folder":
         path = folder / "texts"
         path.mkdir()
-        for name in ("a.txt", "b.txt", "note.md")[: chance.randint(0, 3)]:
-            text = b"anna\nbob\n\n c \n"
+        names = ("a.txt", "b.txt", "note.md", "c/d.csv", "e/f.csv", "labels.csv", "g.csv")
+        for name in chance.sample(names, chance.randint(0, 4)):
+            text = b"file,label\na,1\nb,2\n" if name == "labels.csv" else b"anna\nbob\n\n c \n"
+            if name.endswith("csv") and name != "labels.csv":
+                text = _csv(chance)
+            (path / name).parent.mkdir(exist_ok=True)
             (path / name).write_bytes(_corrupt(chance, text) if chance.random() < 0.7 else text)
     else:
         content = _BUILDERS[kind](chance)
@@ -346,12 +393,19 @@ def build(chance: random.Random, folder: Path) -> tuple[Path, str | None, Column
         if kind in ("csv", "jsonl") and chance.random() < 0.1:
             path, content = path.with_name(f"{path.name}.gz"), gzip.compress(content)
         path.write_bytes(_corrupt(chance, content) if chance.random() < 0.5 else content)
-    form = chance.choice([*_BUILDERS, "folder"]) if chance.random() < 0.03 else None
+    form = (
+        chance.choice([name for name in FORMATS if name != "xlsx"])
+        if chance.random() < 0.03
+        else None
+    )
 
     def some(usual: str) -> str | None:
         return chance.choice([None, None, usual, usual, usual, chance.choice(_NAMES)])
 
     columns = Columns(
+        header=chance.choice([None] * 9 + ["id,t,x,y"]),
+        no_header=chance.random() < 0.05,
+        label_from_name=chance.choice([None] * 9 + ["[a-e]"]),
         task=chance.choice(["classify", "classify", *TASKS]),
         need_labels=chance.random() < 0.7,
         sequence=some("x"),

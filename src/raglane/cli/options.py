@@ -344,8 +344,9 @@ Device = Annotated[str, _typer_option(Settings, "device")]
 Data = Annotated[
     Path | None,
     argument(
-        "A .csv, .tsv, .jsonl, .json, .parquet, .arrow, .npz, .ts or .txt file, a folder written by raglane convert, "
-        "a folder of text files, one per class, or a URL of these. Default: Japanese vowels, which is included."
+        "A .csv, .tsv, .jsonl, .json, .parquet, .arrow, .npz, .ts, .conll, .arff, .xlsx or .txt file, a folder of "
+        "recordings or texts, a folder written by raglane convert, or a URL of these. Default: Japanese vowels, "
+        "which is included."
     ),
 ]
 Run = Annotated[Path, argument("Folder of a run, or of a saved model, or its URL.")]

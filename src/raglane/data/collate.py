@@ -74,8 +74,9 @@ def collate(samples: Sequence[Any] | Mapping[Any, Any]) -> Any:
                                               with floats, torch's default float dtype; lists that are all empty
                                               are int64
     list of lists of bools or with floats     Ragged: a sequence of channels
-    list of lists of ints, of tensors or      :class:`~raglane.ragged.nested.Nested`: a group of sequences of any
-    arrays with a dimension; Ragged           lengths, such as a document of sentences
+    list of lists of ints, tensors or arrays  :class:`~raglane.ragged.Nested`: a group of sequences of any lengths,
+                                              such as a document of sentences
+    Ragged                                    the same
     tuple, named tuple, dict, dataclass       the same, of batches; a dataclass's ``__init__`` is not run
     ========================================  ==================================================================
 
@@ -165,9 +166,7 @@ def _collate(samples: Sequence[Any], field: str) -> Any:
         return _tuples(samples, field)
     if kind is Mapping:
         return _mappings(samples, field)
-    if kind is Ragged or (kind is list and _are_groups(samples)):
-        return _groups(samples, field)
-    if kind is list:
+    if kind in (list, Ragged):
         return _lists(samples, field)
     return None if kind is None else _dataclasses(samples, field)
 
@@ -323,8 +322,10 @@ def _columns(columns: Mapping[Any, Any]) -> dict[Any, Any]:
     return {key: _collate(column, f"[{key!r}]") for key, column in lists.items()}
 
 
-def _lists(samples: Sequence[list[Any]], field: str) -> Ragged:
-    """Return a Ragged of lists of numbers, or of lists of equally long lists of numbers."""
+def _lists(samples: Sequence[Any], field: str) -> Ragged | Nested:
+    """Return a Ragged of lists of numbers, or of lists of channels; or a batch of groups."""
+    if isinstance(samples[0], Ragged) or _are_groups(samples):
+        return _groups(samples, field)
     elements = list(chain.from_iterable(samples))
     is_deep = set(map(type, elements)) == {list}
     widths = set(map(len, elements)) if is_deep else {0}

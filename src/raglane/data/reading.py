@@ -90,7 +90,7 @@ def read(
     source                                          its sequences
     ==============================================  ============================================================
     path                                            those of a file in one of the ``FORMATS``, of a converted folder,
-                                                    or of a folder of text files, one per class
+                                                    or of a folder of recordings or texts
     list of arrays or tensors, or lists of numbers  each ``(L,)``, one channel, or ``(L, C)``
     list of texts, or of lists of texts             tokens; a text is split at white space
     array or tensor ``(B, L)``, ``(B, L, C)``       ``B`` sequences of one length

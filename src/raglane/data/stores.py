@@ -402,9 +402,13 @@ def _expand(location: str) -> list[str]:
 
 
 def _files_of(folder: Path) -> list[str]:
-    """Return the files of known formats in a folder; none if the folder itself is the data."""
+    """Return the files of known formats in a folder; none if the folder itself is the data, such as
+    one of tables of texts.
+    """
     files = [] if is_converted(folder) else folder.iterdir()
-    return sorted(str(path) for path in files if _is_data(path) and path.is_file())
+    names = sorted(str(path) for path in files if _is_data(path) and path.is_file())
+    kinds = {by_suffix(PurePath(name)) for name in names}
+    return [] if any(kind is not None and kind.name == "csv" for kind in kinds) else names
 
 
 def _is_data(path: str | Path) -> bool:

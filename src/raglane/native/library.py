@@ -279,6 +279,11 @@ def library() -> Library:
     handle.raglane_give_block.restype = None
     handle.raglane_least_block.restype = integer
     numbers = _numbers(handle)
+    if not numbers:
+        raise MissingExtraError(
+            f"the cpu kernels at {path} were built for another processor alone. Reinstall raglane on"
+            " this machine, in a clone with make setup"
+        )
     threads = os.environ.get("RAGLANE_THREADS")
     if threads not in (None, "", "own"):
         rule = "own, for threads of the kernels' own, or nothing, for those of OpenMP"
@@ -356,9 +361,14 @@ def _numbers(handle: ctypes.CDLL) -> dict[str, int]:
     }
 
 
-def plain_code() -> str | None:
-    """Return the reason why the kernels use no vector instructions; None if they do."""
-    if platform.machine() not in ("x86_64", "AMD64") or library().isas != ("portable",):
+def build_note() -> str | None:
+    """Return how the kernels differ from those of a wheel that use vector instructions; None if
+    they do not.
+    """
+    isas = library().isas
+    if "portable" not in isas:
+        return f"the kernels were built for this machine's processor alone: {', '.join(isas)}"
+    if platform.machine() not in ("x86_64", "AMD64") or isas != ("portable",):
         return None
     return "the kernels run portable code, slower, because this processor has no AVX2"
 

@@ -15,7 +15,7 @@ from raglane._utils.checks import check_device, check_tensor, check_unchanged, c
 from raglane._utils.messages import quote
 from raglane._utils.tracing import (
     is_jit_traced,
-    is_transformed,
+    plain,
     records_operators,
     refuse_jit_trace,
 )
@@ -322,7 +322,7 @@ class FlatBatch(Face):
         """
         refuse_jit_trace(f"a call of {name}, which reads the lengths")
         lengths = self._known_lengths()
-        if lengths is None or torch.compiler.is_compiling() or is_transformed(lengths):
+        if lengths is None or torch.compiler.is_compiling():
             lengths = self._offsets.diff()
         rule = f"at least {least} for {name}"
         self._needs_true("each length", lengths >= least, rule, "a sequence with fewer steps")
@@ -335,9 +335,8 @@ class FlatBatch(Face):
 
     def _needs_true(self, name: str, holds: Tensor, rule: str, got: str = "others") -> None:
         """Raise, or assert on the device, that all of ``holds`` is True."""
-        if is_transformed(holds):
-            fix = "pass an index that is the same for all samples"
-            raise ArgumentTypeError(name, "other numbers for each sample of torch.vmap", rule, fix)
+        if not torch.compiler.is_compiling():
+            holds = plain(holds)  # raises if it differs from sample to sample of torch.vmap
         if not holds.is_cpu or records_operators():
             torch._assert_async(holds.all(), f"{name} must be {rule}, got {got}.")
         elif not bool(holds.all()):

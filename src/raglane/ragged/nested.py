@@ -81,7 +81,7 @@ class Nested:
         return [group.tolist() for group in self]
 
     def to(self, *args: Any, **kwargs: Any) -> Nested:
-        """Move or convert the values, as :meth:`Ragged.to` does."""
+        """Move or convert the values, as :meth:`raglane.Ragged.to` does."""
         inner = self.inner.to(*args, **kwargs)
         return self._of(inner, self.outer.to(inner.device))
 

@@ -170,12 +170,11 @@ def summable(values: Tensor) -> Tensor:
     return values.float() if values.is_floating_point() and values.element_size() < 4 else values
 
 
-def _levels(offsets: Tensor, total: int) -> list[tuple[Tensor, int]]:
+def _levels(offsets: Tensor, lengths: Tensor, total: int) -> list[tuple[Tensor, int]]:
     """Return how elements are added up: the block of each and the number of blocks, then the
     sequences of these.
     """
     count = offsets.shape[0] - 1
-    lengths = offsets.diff()
     can_read = not (records_operators() or is_jit_traced() or is_transformed(offsets))
     # Lengths on another device are not read, which would wait.
     is_short = can_read and (total <= BLOCK or (offsets.is_cpu and int(lengths.max()) <= BLOCK))
@@ -190,13 +189,14 @@ def _levels(offsets: Tensor, total: int) -> list[tuple[Tensor, int]]:
     return [(block, room), (segment_ids(blocks, room), count)]
 
 
-def sum(values: Tensor, offsets: Tensor) -> Tensor:
+def sum(values: Tensor, offsets: Tensor, lengths: Tensor | None = None) -> Tensor:
     """Return the sum of each sequence, ``(B, *features)``; 0 if it is empty, int64 for integers and
-    booleans.
+    booleans. Callers pass the lengths if they have them.
     """
+    lengths = offsets.diff() if lengths is None else lengths
     summed = summable(values)
     can_write = not (torch.compiler.is_compiling() or is_transformed(values))
-    for owner, count in _levels(offsets, values.shape[0]):
+    for owner, count in _levels(offsets, lengths, values.shape[0]):
         zeros = summed.new_zeros((count, *values.shape[1:]))
         # In place only where torch supports it, without a copy of the zeros.
         add = zeros.index_add_ if can_write else zeros.index_add
@@ -264,7 +264,7 @@ def spread(per_sequence: Tensor, offsets: Tensor, total: int) -> Tensor:
         return per_sequence.index_select(0, segment_ids(offsets, total))
     # The backward pass is a sum.
     source = summable(per_sequence)
-    for owner, _ in reversed(_levels(offsets, total)):
+    for owner, _ in reversed(_levels(offsets, offsets.diff(), total)):
         source = source.index_select(0, owner)
     return source.to(per_sequence.dtype)
 

@@ -22,8 +22,8 @@ def _spread(per_sequence: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
 
 def mean(values: Tensor, offsets: Tensor) -> Tensor:
     """Return the mean of each sequence, NaN if it is empty."""
-    wide = summable(values)
-    return (segments.sum(wide, offsets) / like_rows(offsets.diff(), wide)).to(values.dtype)
+    wide, lengths = summable(values), offsets.diff()
+    return (segments.sum(wide, offsets, lengths) / like_rows(lengths, wide)).to(values.dtype)
 
 
 def logsumexp(values: Tensor, offsets: Tensor) -> Tensor:

@@ -17,7 +17,9 @@ from functools import partial
 from importlib.metadata import version
 from typing import Annotated, Any
 
+import numpy as np
 import prometheus_client
+import torch
 from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -30,9 +32,17 @@ from raglane._utils.checks import check_count, check_real
 from raglane._utils.messages import message, quote, quote_all
 from raglane.errors import ArgumentError, RaglaneError
 from raglane.report.page import render
-from raglane.serve.conversations import Conversation, Link, Many, One, error_text
+from raglane.serve.conversations import Conversation, Link, One
+from raglane.serve.gateways import Many
 from raglane.serve.hosts import Hosts, check_names, is_same_site
-from raglane.serve.live import Clients, RefusedError, Sequences, live, status_of
+from raglane.serve.live import (
+    Clients,
+    RefusedError,
+    Sequences,
+    error_text,
+    live,
+    status_of,
+)
 from raglane.serve.relay import relay
 from raglane.serve.served import Served, to_json
 from raglane.serve.wire import PING_EVERY, Socket
@@ -155,6 +165,8 @@ def create_app(
         version=version("raglane"),
         description=text,
         lifespan=_lifespan,
+        docs_url=None,
+        redoc_url=None,
         strict_content_type=False,
     )
     server = app.state.server = Server(served, clients, token, max_message, sites, hosts)
@@ -281,9 +293,12 @@ class Server:
         served = live(self.named(options.pop("model")))
         is_many = path == "/streams"
         default = "binary" if is_many else "json"
+        samples = options.pop("samples")
+        if samples is not None:
+            check_samples(served)
         form = served.form((options.pop("answers") or default) == "binary", options)
         talk = self.conversations[path]
-        return talk(link, served, form, self.clients, client_of(connection))
+        return talk(link, served, form, samples, self.clients, client_of(connection))
 
     async def care(self) -> None:
         """Close idle streams, and send pings, until it is cancelled."""
@@ -295,6 +310,9 @@ class Server:
                     served.expire()
                 except Exception:
                     log.exception("an idle stream could not be closed")
+            for talk in [*self.clients.conversations]:
+                if talk.idle is not None:
+                    talk.expire(talk.idle)
             now = time.monotonic()
             if now - pinged > PING_EVERY:
                 pinged = now
@@ -397,10 +415,18 @@ async def infer(
 @_routes.get("/", response_class=HTMLResponse, include_in_schema=False)
 async def page(server: _Server) -> Response:
     """Return the page with a form and a live plot."""
-    models = [served.description() for served in server.served.values()]
+    models = [served.for_page() for served in server.served.values()]
     return HTMLResponse(
         render("serve/page.html", models=models, needs_token=server.token is not None)
     )
+
+
+@_routes.get("/docs", response_class=HTMLResponse, include_in_schema=False)
+async def routes(connection: HTTPConnection) -> Response:
+    """Return the page of the routes."""
+    schema = connection.app.openapi()
+    schemas = schema["components"]["schemas"]
+    return HTMLResponse(render("serve/routes.html", paths=schema["paths"], schemas=schemas))
 
 
 @_routes.get("/health")
@@ -580,6 +606,14 @@ def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
     return Response(to_json(content), status, headers, media_type="application/json")
 
 
+def check_samples(served: Served) -> None:
+    """Raise for a model whose frames are not made of samples."""
+    prepared = served.streams.accepts.prepared
+    if len(prepared.features) != 1 or prepared.dtype is not torch.float32:
+        rule = "left out for a model whose frames are no vectors of float32"
+        raise RefusedError(400, "samples", "given", rule, "send whole frames")
+
+
 def client_of(connection: HTTPConnection) -> str:
     """Return the address of a client, by which its streams are counted."""
     return connection.client.host if connection.client else ""
@@ -587,7 +621,7 @@ def client_of(connection: HTTPConnection) -> str:
 
 def _stream_options(query: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of a stream in the query of its address."""
-    options: dict[str, Any] = {"model": None, "answers": None}
+    options: dict[str, Any] = {"model": None, "answers": None, "samples": None}
     for name, text in query.items():
         if name not in _STREAM_OPTIONS:
             fix = "correct the address"
@@ -605,6 +639,7 @@ _FLAG = ("true|false", "true or false", "true".__eq__)
 _STREAM_OPTIONS: dict[str, tuple[str, str, Any]] = {
     "model": (".*", "the name of a model", str),
     "answers": ("json|binary", "json or binary", str),
+    "samples": ("int16|float32", "int16 or float32", lambda text: np.dtype(text).newbyteorder("<")),
     "probabilities": _FLAG,
     "outputs": _FLAG,
     "top": (r"\d{1,9}", "a whole number", int),

@@ -5,198 +5,23 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-import math
-import struct
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 from urllib.parse import quote as quoted
 
-import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.checks import check_count
 from raglane._utils.messages import quote, require
-from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ShapeError
+from raglane.errors import ArgumentError, ClosedError
+from raglane.serve.continued import Remembered, State, Streams, raise_failure
 
-_RECORD = struct.Struct("<II")
-_DTYPES = {"FP32": "<f4", "FP64": "<f8", "INT64": "<i8"}
 _KEEP = 256
 _TRIES = 8  # connections, until the server is considered lost; each waits twice as long
 _FIRST_PAUSE = 0.1  # seconds
-
-
-class State(NamedTuple):
-    """The state of a stream after ``at`` frames, for :meth:`Client.open`."""
-
-    content: bytes
-    at: int
-
-
-class _Stream:
-    """A stream as its client remembers it: the last state, and the frames since then."""
-
-    def __init__(self, number: int, state: State | None) -> None:
-        self.number = number
-        self.state = state
-        self.since = deque[npt.NDArray[Any]]()  # frames after the state
-        self.pushed = self.received = self.at  # frames, and results
-        self.results = deque[npt.NDArray[Any]]()
-        self.skip = 0  # results that were received over an earlier connection
-        self.states = 0  # that were requested
-        self.asked = False  # by a caller
-        self.error: Exception | None = None
-        self.is_closed = False
-
-    @property
-    def at(self) -> int:
-        return 0 if self.state is None else self.state.at
-
-
-class _Streams:
-    """The streams of a connection, without the connection."""
-
-    def __init__(self, keep: int) -> None:
-        self.keep = check_count("keep", keep)
-        self.streams: dict[int, _Stream] = {}
-        self.width = 0
-        self._next = 0
-
-    def greet(self, text: str | bytes) -> None:
-        """Read the first message of the server."""
-        facts = json.loads(text)
-        if "error" in facts:
-            raise ClosedError("server", facts["error"], "a server with this model", "correct it")
-        names = {key: facts[key]["datatype"] for key in ("frames", "results")}
-        if not set(names.values()) <= {*_DTYPES}:
-            raise ArgumentError("model", f"one of {names}", "of FP32, FP64 or INT64", "convert it")
-        self.dtype = np.dtype(_DTYPES[names["frames"]])
-        self.shape = tuple(facts["frames"]["shape"])
-        self.result_dtype = np.dtype(_DTYPES[names["results"]])
-        self.result_shape = tuple(facts["results"]["shape"])
-        self.width = math.prod(self.result_shape) * self.result_dtype.itemsize
-
-    def open(self, state: State | None) -> tuple[_Stream, str]:
-        if state is not None and not isinstance(state, State):
-            raise ArgumentTypeError(
-                "state", quote(state), "a State, or None", "pass the result of state()"
-            )
-        stream = self.streams[self._next] = _Stream(self._next, state)
-        self._next += 1
-        return stream, self._opening(stream)
-
-    def _opening(self, stream: _Stream) -> str:
-        message: dict[str, Any] = {"stream": stream.number, "open": True}
-        if stream.state is not None:
-            content = base64.b64encode(stream.state.content).decode()
-            message |= {"open": content, "at": stream.state.at}
-        return json.dumps(message)
-
-    def again(self) -> list[str | bytes]:
-        """Return what continues all streams over a new connection."""
-        messages: list[str | bytes] = []
-        for stream in self.streams.values():
-            stream.states = int(stream.asked)
-            stream.skip = stream.received - stream.at
-            messages.append(self._opening(stream))
-            if stream.since:
-                messages.append(self._record(stream, np.concatenate(list(stream.since))))
-            if stream.asked:
-                messages.append(json.dumps({"stream": stream.number, "state": True}))
-        return messages
-
-    def push(self, stream: _Stream, frames: Any) -> list[str | bytes]:
-        _raise(stream)
-        try:
-            rows = np.array(frames, self.dtype)
-        except (TypeError, ValueError) as error:
-            rule = f"numbers of {self.dtype}"
-            raise ArgumentTypeError("frames", quote(frames), rule, "convert them") from error
-        if rows.shape[1:] != self.shape or not rows.ndim:
-            rule = f"shape ({', '.join(map(str, ('n', *self.shape)))})"
-            raise ShapeError("frames", f"shape {rows.shape}", rule, "reshape them")
-        messages: list[str | bytes] = [self._record(stream, rows)]
-        stream.since.append(rows)
-        before = stream.pushed
-        stream.pushed += len(rows)
-        if stream.pushed // self.keep > before // self.keep:
-            messages += self.request(stream)
-        return messages
-
-    @staticmethod
-    def _record(stream: _Stream, rows: npt.NDArray[Any]) -> bytes:
-        return _RECORD.pack(stream.number, len(rows)) + rows.tobytes()
-
-    @staticmethod
-    def request(stream: _Stream) -> list[str | bytes]:
-        """Return the request of a state."""
-        stream.states += 1
-        return [json.dumps({"stream": stream.number, "state": True})]
-
-    def receive(self, content: str | bytes) -> None:
-        """Note the results or the answer in a message."""
-        if isinstance(content, str):
-            self._note(json.loads(content))
-            return
-        at = 0
-        while at < len(content):
-            number, count = _RECORD.unpack_from(content, at)
-            at += _RECORD.size
-            end = at + count * self.width
-            rows = np.frombuffer(content[at:end], self.result_dtype)
-            at = end
-            stream = self.streams.get(number)
-            if stream is None:
-                continue
-            rows = rows.reshape(count, *self.result_shape)
-            again = min(stream.skip, count)
-            stream.skip -= again
-            if count > again:
-                stream.received += count - again
-                stream.results.append(rows[again:])
-
-    def _note(self, answer: dict[str, Any]) -> None:
-        stream = self.streams.get(answer.get("stream", -1))
-        if stream is None:
-            if "error" in answer and "stream" not in answer:
-                for other in self.streams.values():
-                    other.error = ClosedError("server", answer["error"], "working", "see its log")
-            return
-        if "error" in answer:
-            kind = BusyError if answer.get("code") in (1013, 4429) else ClosedError
-            stream.error = kind("stream", answer["error"], "accepted by the server", "correct it")
-        elif "state" in answer:
-            stream.state = State(base64.b64decode(answer["state"]), answer["at"])
-            after = stream.pushed - stream.at  # frames after the state
-            have = sum(map(len, stream.since))
-            while stream.since and have - len(stream.since[0]) >= after:
-                have -= len(stream.since.popleft())
-            if have > after:
-                stream.since[0] = stream.since[0][have - after :]
-            stream.states = max(0, stream.states - 1)
-        elif "closed" in answer:
-            stream.is_closed = True
-            del self.streams[stream.number]
-
-    def taken(self, stream: _Stream) -> npt.NDArray[Any] | None:
-        """Return the results that were received, and remove them; None without any."""
-        if stream.results:
-            rows = np.concatenate(list(stream.results))
-            stream.results.clear()
-            return rows
-        _raise(stream)
-        return None
-
-
-def _raise(stream: _Stream) -> None:
-    if stream.error is not None:
-        raise stream.error
-    if stream.is_closed:
-        raise ClosedError("stream", "a closed stream", "an open stream", "open another one")
 
 
 def _address(address: str, model: str | None) -> str:
@@ -226,7 +51,7 @@ def _no_server(address: str, error: Exception) -> ClosedError:
 class ClientStream:
     """One live stream of a :class:`Client`; made by :meth:`Client.open`."""
 
-    def __init__(self, client: Client, stream: _Stream) -> None:
+    def __init__(self, client: Client, stream: Remembered) -> None:
         self._client = client
         self._stream = stream
 
@@ -256,7 +81,7 @@ class ClientStream:
         stream.asked = True
         self._client._send(lambda: streams.request(stream))
         while stream.states:
-            _raise(stream)
+            raise_failure(stream)
             self._client._receive()
         stream.asked = False
         assert stream.state is not None  # noqa: S101
@@ -308,10 +133,14 @@ class Client:
     ) -> None:
         self._address = _address(address, model)
         self._settings = _settings(token)
-        self._streams = _Streams(keep)
+        self._streams = Streams(keep)
         self._connection: Any = None
         self._open = ExitStack()  # of the connection
-        self._connect(1)
+        try:
+            self._connect(1)
+        except BaseException:
+            self._open.close()
+            raise
 
     def open(self, state: State | None = None) -> ClientStream:
         """Open a stream, or continue one from the state of :meth:`ClientStream.state`."""
@@ -372,7 +201,7 @@ class Client:
 class AsyncClientStream:
     """One live stream of an :class:`AsyncClient`; see :class:`ClientStream`."""
 
-    def __init__(self, client: AsyncClient, stream: _Stream) -> None:
+    def __init__(self, client: AsyncClient, stream: Remembered) -> None:
         self._client = client
         self._stream = stream
 
@@ -430,7 +259,7 @@ class AsyncClient:
     ) -> None:
         self._address = _address(address, model)
         self._settings = _settings(token)
-        self._streams = _Streams(keep)
+        self._streams = Streams(keep)
         self._connection: Any = None
         self._open = AsyncExitStack()  # of the connection
         self._reader: asyncio.Task[None] | None = None
@@ -440,7 +269,11 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         self._change = asyncio.Event()
         self._is_open = asyncio.Event()
-        await self._connect(1)
+        try:
+            await self._connect(1)
+        except BaseException:
+            await self._open.aclose()
+            raise
         self._reader = asyncio.create_task(self._read())
         return self
 
@@ -504,9 +337,9 @@ class AsyncClient:
         self._change.set()
         self._change = asyncio.Event()
 
-    async def _changed(self, stream: _Stream) -> None:
+    async def _changed(self, stream: Remembered) -> None:
         """Wait for a message."""
-        _raise(stream)
+        raise_failure(stream)
         if self._failure is not None:
             raise self._failure
         await self._change.wait()

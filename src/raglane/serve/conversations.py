@@ -6,26 +6,36 @@ from __future__ import annotations
 
 import json
 import logging
-import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
-from raglane._utils.messages import quote, quote_all, shorten
-from raglane.errors import ArgumentError, ArgumentTypeError, ClosedError, RaglaneError
-from raglane.serve.live import Clients, RefusedError, code_of, decoded, encoded
+import numpy as np
+
+from raglane._utils.messages import quote, quote_all
+from raglane.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    ClosedError,
+    RaglaneError,
+    ShapeError,
+)
+from raglane.serve.live import (
+    Clients,
+    RefusedError,
+    code_of,
+    decoded,
+    encoded,
+    error_text,
+    short_reason,
+)
 from raglane.serve.rounds import Form, Lane
 from raglane.serve.served import Served, to_json
 
 log = logging.getLogger("raglane.serve")
 
-RECORD = struct.Struct("<II")
-"""Before the frames of a stream in a binary message for many: the stream, and their number."""
-
-_LONGEST_REASON = 120  # bytes of the reason in a close frame, of 123
+_PCM = 32768.0  # the amplitude 1 in int16
 _MOST_TODO = 64  # messages of a stream that wait for results of earlier ones
-_MOST_NUMBER = 2**32 - 1  # of a stream
 _ONE = ("frames", "reset", "state", "end")  # the messages in JSON of one stream
-_MANY = ("open", "reset", "state", "close")  # of many
 
 
 class Link(Protocol):
@@ -44,12 +54,22 @@ class Link(Protocol):
 class Conversation:
     """The base of conversations with one and with many streams."""
 
-    def __init__(self, link: Link, served: Served, form: Form, clients: Clients, client: str):
+    def __init__(
+        self,
+        link: Link,
+        served: Served,
+        form: Form,
+        samples: np.dtype[Any] | None,
+        clients: Clients,
+        client: str,
+    ):
         self.form = form
+        self._samples = samples  # of binary messages, in chunks of any size; None for whole frames
         self.can_write = True
         self._link = link
         self._served = served
         self._rounds = served.rounds
+        self.idle = served.streams.idle  # seconds
         self._clients = clients
         self._client = client
         self._full: set[Lane] = set()  # lanes with too many frames or messages
@@ -84,6 +104,9 @@ class Conversation:
         self._clients.conversations.discard(self)
         for lane in self._lanes():
             self._leave(lane)
+
+    def expire(self, idle: float) -> None:
+        """Close a connection that was idle, unless its streams tell that they were."""
 
     def drain(self) -> None:
         """Read no more messages; answer all frames that were read, send the states, and close."""
@@ -130,6 +153,12 @@ class Conversation:
         """Act on a message for a lane all of whose frames are answered."""
         raise NotImplementedError
 
+    @staticmethod
+    def _restart(lane: Lane) -> None:
+        lane.stream.reset()
+        lane.rest = b""
+        lane.begin()
+
     def _open(self, number: int = 0, state: bytes | None = None) -> Lane:
         self._clients.enter(self._client)
         try:
@@ -154,6 +183,27 @@ class Conversation:
         """Return the number of accepted frames that will have no results, unless it is 0."""
         count = sum(lane.at - lane.answered for lane in lanes)
         return {"dropped": count} if count else {}
+
+    def _rows(self, lane: Lane, content: Any) -> Any:
+        """Return the frames of a message that the engine accepts, ``(n, width)``; raise if it does
+        not. Samples that are no whole frame yet are kept.
+        """
+        samples = self._samples
+        if samples is None or isinstance(content, list | str):
+            return self._served.rows(content)
+        if len(content) % samples.itemsize:
+            got = f"{len(content)} bytes"
+            rule = f"whole samples of {samples.itemsize} bytes, {samples.name} in little endian"
+            raise ShapeError("samples", got, rule, "send whole samples")
+        data = lane.rest + content
+        size = samples.itemsize * self._served.streams.accepts.width
+        end = len(data) // size * size
+        values = np.frombuffer(data[:end], samples).astype(np.float32)
+        if samples.kind == "i":
+            values /= _PCM
+        rows = self._served.rows(values.tobytes())
+        lane.rest = data[end:]
+        return rows
 
     def _arrive(self, lane: Lane, rows: Any) -> None:
         """Pass frames on, after the messages before them."""
@@ -222,7 +272,7 @@ class One(Conversation):
 
     def _push(self, content: Any) -> None:
         try:
-            rows = self._served.rows(content)
+            rows = self._rows(self._lane, content)
         except (ArgumentError, ArgumentTypeError) as error:
             self._send({"error": str(error), "at": self._lane.at})
             return
@@ -239,18 +289,18 @@ class One(Conversation):
         if key == "frames":
             self._push(value)
         else:
-            self._command(self._lane, key, value, _count(at))
+            self._command(self._lane, key, value, count_of(at))
 
     def _obey(self, lane: Lane, key: str, value: Any, at: int) -> None:
         if key == "end":
             self._close(1000, "end")
         elif key == "reset":
-            lane.stream.reset()
-            lane.begin()
+            self._restart(lane)
             self._send({"reset": True})
         elif value is True:
             self._send({"state": encoded(lane.stream), "at": lane.at})
         else:
+            lane.rest = b""
             self._rounds.restore(lane, decoded(value), at)
             self._send({"restored": True, **({"at": at} if at else {})})
 
@@ -282,143 +332,6 @@ class One(Conversation):
         self._close(4408, reason)
 
 
-class Many(Conversation):
-    """Many live streams over a connection, each with a number that the client chose."""
-
-    def __init__(self, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._numbers: dict[int, Lane] = {}
-        self._parts: list[bytes] = []
-        self._clients.check_open()
-        self._clients.conversations.add(self)
-        self._send(self._served.shapes())
-
-    def _lanes(self) -> Iterable[Lane]:
-        return [*self._numbers.values()]
-
-    def _frames(self, content: bytes) -> None:
-        """Read records: the stream, the number of its frames, and the frames."""
-        size = self._served.frame_bytes
-        end = len(content)
-        at = 0
-        view = memoryview(content)
-        while at < end:
-            if end - at < RECORD.size:
-                got = f"{end - at} bytes after the last frame"
-                raise RefusedError(400, "message", got, "records of whole frames", "correct it")
-            number, count = RECORD.unpack_from(content, at)
-            at += RECORD.size
-            stop = at + count * size
-            if stop > end:
-                got = f"{count} frames of {size} bytes in {end - at} bytes"
-                raise RefusedError(400, "message", got, "records of whole frames", "correct it")
-            lane = self._numbers.get(number)
-            if lane is None:
-                rule = "a stream that was opened"
-                error = message_of("stream", str(number), rule, "send open first")
-                self._send({"stream": number, "error": error, "dropped": count})
-            else:
-                try:
-                    self._arrive(lane, self._served.rows(view[at:stop]))
-                except (ArgumentError, ArgumentTypeError) as error:
-                    self._send(
-                        {"stream": number, "error": str(error), "at": lane.at, "dropped": count}
-                    )
-            at = stop
-
-    def _message(self, message: dict[str, Any], text: str) -> None:
-        keys = [key for key in _MANY if key in message]
-        rest = {key for key in message if key not in ("stream", "at", *_MANY)}
-        number = message.get("stream")
-        if type(number) is not int or not 0 <= number <= _MOST_NUMBER or len(keys) != 1 or rest:
-            rule = (
-                f"an object with stream, a whole number below 2^32, and one of {quote_all(_MANY)}"
-            )
-            raise RefusedError(400, "message", quote(text), rule, "correct it")
-        key = keys[0]
-        value = message[key]
-        lane = self._numbers.get(number)
-        try:
-            if key == "open":
-                self._begin(number, value, _count(message.get("at", 0)))
-            elif lane is None:
-                raise RefusedError(404, "stream", str(number), "an open stream", "send open first")
-            else:
-                self._command(lane, key, value)
-        except RaglaneError as error:
-            self._send({"stream": number, "error": str(error), "code": code_of(error)})
-
-    def _begin(self, number: int, value: Any, at: int) -> None:
-        """Open a stream, or continue one from a state."""
-        if number in self._numbers:
-            fix = "close it first"
-            raise RefusedError(400, "stream", f"{number}, which is open", "a new number", fix)
-        lane = self._open(number, None if value is True else decoded(value))
-        lane.begin(at)
-        self._numbers[number] = lane
-        self._send({"stream": number, "open": True, "at": at})
-
-    def _obey(self, lane: Lane, key: str, value: Any, at: int) -> None:  # noqa: ARG002
-        number = lane.number
-        if value is not True:
-            raise RefusedError(400, key, quote(value), "true", "send true")
-        if key == "close":
-            self._forget(lane)
-            self._send({"stream": number, "closed": True, "at": lane.at})
-        elif key == "reset":
-            lane.stream.reset()
-            lane.begin()
-            self._send({"stream": number, "reset": True})
-        else:
-            self._send({"stream": number, "state": encoded(lane.stream), "at": lane.at})
-
-    def _forget(self, lane: Lane) -> None:
-        del self._numbers[lane.number]
-        self._leave(lane)
-
-    def _send(self, content: Mapping[str, Any]) -> None:
-        self._flush()
-        super()._send(content)
-
-    def answer(self, lane: Lane, content: Any, count: int) -> None:
-        """See :class:`Conversation`."""
-        if isinstance(content, dict):
-            self._link.send(to_json({"stream": lane.number, "at": lane.answered, **content}))
-        else:
-            self._parts += (RECORD.pack(lane.number, count), content)
-
-    def _flush(self) -> None:
-        """Send the results of a round in one message."""
-        if self._parts:
-            content = b"".join(self._parts)
-            self._parts = []
-            self._link.send(content)
-
-    def finish(self) -> None:
-        """See :class:`Conversation`."""
-        self._flush()
-        lanes = self._lanes()
-        for lane in lanes if self._full or any(lane.todo for lane in lanes) else ():
-            self._advance(lane)
-        if self._is_draining and not self._is_ended:
-            if any(lane.todo or not lane.is_settled for lane in lanes):
-                return
-            try:
-                for lane in lanes:
-                    self._obey(lane, "state", True, 0)
-            except ClosedError as error:
-                self.fail(error)
-                return
-            self._close(1001, "the server is closing")
-
-    def expired(self, lane: Lane) -> None:
-        """See :class:`Conversation`."""
-        dropped = self._dropped((lane,))
-        self._forget(lane)
-        reason = "the stream was idle for too long"
-        self._send({"stream": lane.number, "error": reason, "code": 4408, **dropped})
-
-
 def _parsed(text: str) -> dict[str, Any]:
     """Return a message in JSON."""
     try:
@@ -431,27 +344,9 @@ def _parsed(text: str) -> dict[str, Any]:
     return content
 
 
-def _count(at: Any) -> int:
+def count_of(at: Any) -> int:
+    """Return a number of frames in a message."""
     if type(at) is not int or not 0 <= at < 2**53:
         rule = "the number of frames before the state"
         raise RefusedError(400, "at", quote(at), rule, "send that of the message with the state")
     return at
-
-
-def message_of(*parts: str) -> str:
-    """Return the message of a refusal."""
-    return str(RefusedError(400, *parts))
-
-
-def error_text(error: Exception) -> str:
-    """Return the message of an error for a client."""
-    return (
-        str(error)
-        if isinstance(error, RaglaneError)
-        else "internal error; the log of the server shows it"
-    )
-
-
-def short_reason(text: str) -> str:
-    """Return the beginning of a text that a close frame has room for."""
-    return shorten(text, _LONGEST_REASON).encode()[:_LONGEST_REASON].decode(errors="ignore")

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -221,12 +222,17 @@ class Engine:
     # Frames and results.
 
     def _push(self, stream: Stream, frames: Any) -> None:
-        def check_count(count: int) -> None:
-            if count > self.max_queue:  # no step makes room for them
-                with self._lock:
-                    self._queued(stream, count)
-
-        rows = self.accepts.array(frames, check_count)
+        accepts = self.accepts
+        if (
+            type(frames) is np.ndarray
+            and frames.dtype is accepts.plain
+            and frames.shape == accepts.one
+            and accepts.are_accepted(frames)
+        ):
+            # Fast path: one frame of a stream, which is most of the time of live streams.
+            rows = frames
+        else:
+            rows = accepts.array(frames, partial(self._check_count, stream))
         count = rows.shape[0]
         with self._lock:
             queued = self._queued(stream, count)
@@ -244,6 +250,12 @@ class Engine:
                 self._ready.append(slot)
         if not self._wake.is_set():
             self._wake.set()
+
+    def _check_count(self, stream: Stream, count: int) -> None:
+        """Raise if no step makes room for so many frames."""
+        if count > self.max_queue:
+            with self._lock:
+                self._queued(stream, count)
 
     def _queued(self, stream: Stream, count: int) -> int:
         """Return the number of frames in the queue of a stream; raise if ``count`` more do not fit.

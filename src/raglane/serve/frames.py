@@ -113,6 +113,7 @@ class Frames:
         self._passes_nan = passes_nan
         self._passes_infinite = passes_infinite or passes_nan
         self.width = math.prod(prepared.features)
+        self.one = (1, self.width)  # the shape of one frame
         self.names: tuple[Any, ...] = ()  # of a run, the meaning of frames and results
         self.plain = _PLAIN.get(prepared.dtype) if len(prepared.features) == 1 else None
         shape = ", ".join(map(str, ("n", *prepared.features)))
@@ -133,11 +134,17 @@ class Frames:
             and array.shape[1] == self.width
         ):
             check_count(array.shape[0])
-            # Only NaN gives NaN, and only large or infinite numbers an infinite sum.
-            total = np.vdot(array, array)
-            if self._passes_nan or total < np.inf or (total == total and self._passes_infinite):
+            if self.are_accepted(array):
                 return array
         return as_array(self.rows(frames, check_count))
+
+    def are_accepted(self, array: npt.NDArray[Any]) -> bool:
+        """Return False if numbers may be NaN or infinite that the model does not accept."""
+        # Only NaN gives NaN, and only large or infinite numbers an infinite sum.
+        total = np.vdot(array, array)
+        return bool(
+            self._passes_nan or total < np.inf or (total == total and self._passes_infinite)
+        )
 
     def rows(self, frames: Any, check_count: Callable[[int], object] | None = None) -> Tensor:
         """Return frames ``(n, width)``; raise if they do not fit the model. ``check_count`` may

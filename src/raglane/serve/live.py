@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane._utils.messages import quote
+from raglane._utils.messages import quote, shorten
 from raglane.errors import BusyError, ClosedError, RaglaneError
 from raglane.serve.engine import Engine
 from raglane.serve.served import Served
 from raglane.serve.streams import AsyncStream, Stream
 
+_LONGEST_REASON = 120  # bytes of the reason in a close frame, of 123
 _SWEEP = 1.0  # seconds between searches for sequences whose streams were idle
 
 
@@ -50,6 +51,20 @@ def code_of(error: Exception) -> int:
     """Return the code that closes a WebSocket for an error."""
     status = status_of(error)
     return _CODES.get(status, 4000 + status)
+
+
+def error_text(error: Exception) -> str:
+    """Return the message of an error for a client."""
+    return (
+        str(error)
+        if isinstance(error, RaglaneError)
+        else "internal error; the log of the server shows it"
+    )
+
+
+def short_reason(text: str) -> str:
+    """Return the beginning of a text that a close frame has room for."""
+    return shorten(text, _LONGEST_REASON).encode()[:_LONGEST_REASON].decode(errors="ignore")
 
 
 class Clients:

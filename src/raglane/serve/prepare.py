@@ -7,8 +7,10 @@ stages.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from raglane._utils.checks import check_count, check_unchanged
-from raglane._utils.messages import quote
+from raglane._utils.messages import quote, quote_all
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, RaglaneError
 from raglane.kernels.cpu.prepared import Runner
 from raglane.nn.pooling import AttentionPooling, Pooling, running
@@ -113,9 +115,29 @@ def prepare(
         reason, fix = _unsupported(module)
         if reason:
             raise _refused(f"{name or 'the model'} ({type(module).__name__}), {reason}", fix)
+    _check_arguments(whole)
     is_int8 = dtype is torch.int8 or any(map(_answers_in_int8, whole.modules()))
     with default_modes(grad=False):
         return _Tracing(whole, shape, is_int8).prepared()
+
+
+def _check_arguments(model: nn.Module) -> None:
+    """Raise for a model whose forward takes its state as an argument, as exported detectors do."""
+    parameters = []
+    with suppress(TypeError, ValueError):  # a forward without a signature
+        parameters = [
+            name
+            for name, parameter in inspect.signature(model.forward).parameters.items()
+            if parameter.default is parameter.empty
+            and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        ]
+    if len(parameters) > 1:
+        got = f"a {type(model).__name__} whose forward takes {quote_all(parameters)}"
+        fix = (
+            "write a cell with input_size, hidden_size, initial_state(batch_size) and step(x, state) "
+            "that calls it on one frame of each sequence, and pass rl.nn.Recurrent(cell)"
+        )
+        raise _refused(got, fix)
 
 
 def _answers_in_int8(module: nn.Module) -> bool:

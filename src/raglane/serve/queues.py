@@ -43,26 +43,33 @@ class RowQueues:
 
     def append(self, slot: int, rows: npt.NDArray[Any]) -> None:
         """Add rows ``(n, width)`` to a queue, n at least 1; bfloat16 as int16."""
-        count = rows.shape[0]
-        if count == 1:
-            if not self._left:
-                self._grow(1)
-            self._left -= 1
-            first = last = int(self._free[self._left])
-            self._memory[first] = rows[0]
-            self._runs[first] = 1
-        else:
-            indexes = self._taken(count)
-            self._memory[indexes] = rows
-            self._link(indexes, np.zeros(1, np.int64))
-            first = indexes[0]
-            last = indexes[-1]
+        if rows.shape[0] == 1:
+            self._append_one(slot, rows)
+            return
+        indexes = self._taken(rows.shape[0])
+        self._memory[indexes] = rows
+        self._link(indexes, np.zeros(1, np.int64))
         if self.counts[slot]:
-            self._next[self._last[slot]] = first
+            self._next[self._last[slot]] = indexes[0]
         else:
-            self._first[slot] = first
-        self._last[slot] = last
-        self.counts[slot] += count
+            self._first[slot] = indexes[0]
+        self._last[slot] = indexes[-1]
+        self.counts[slot] += rows.shape[0]
+
+    def _append_one(self, slot: int, rows: npt.NDArray[Any]) -> None:
+        if not self._left:
+            self._grow(1)
+        self._left -= 1
+        row = self._free.item(self._left)  # item needs half the time of an index
+        self._memory[row] = rows
+        self._runs[row] = 1
+        queued = self.counts.item(slot)
+        if queued:
+            self._next[self._last.item(slot)] = row
+        else:
+            self._first[slot] = row
+        self._last[slot] = row
+        self.counts[slot] = queued + 1
 
     def extend(self, slots: Integers, lengths: Integers | int, rows: Tensor) -> None:
         """Add ``lengths`` rows, each at least 1 (an int is 1), to each of different queues."""
@@ -87,12 +94,13 @@ class RowQueues:
         """Remove the first row of a queue; return a view, valid until rows are added. bfloat16 is
         int16.
         """
-        row = self._first[slot]
-        if self._runs[row] > 1:
-            self._runs[row + 1] = self._runs[row] - 1
+        row = self._first.item(slot)
+        runs = self._runs.item(row)
+        if runs > 1:
+            self._runs[row + 1] = runs - 1
             self._first[slot] = row + 1
         else:
-            self._first[slot] = self._next[row]
+            self._first[slot] = self._next.item(row)
         self.counts[slot] -= 1
         self._free[self._left] = row
         self._left += 1

@@ -20,7 +20,7 @@ from raglane.serve.engine import Engine
 from raglane.serve.queues import Integers
 from raglane.serve.streams import Stream
 
-SPACING = 0.002
+SPACING = 0.004
 """The least seconds between two rounds: frames that arrive within it share a step. The first frame
 after a pause does not wait.
 """
@@ -69,6 +69,7 @@ class Lane:
         "number",
         "owner",
         "parts",
+        "rest",
         "stream",
         "todo",
         "waiting",
@@ -83,6 +84,7 @@ class Lane:
         self.is_listed = False
         self.at = 0  # the number of frames that were accepted
         self.answered = 0
+        self.rest = b""  # samples that are no whole frame yet
         self.todo = deque[Any]()  # messages that wait for the results of earlier ones
 
     @property

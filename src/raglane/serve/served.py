@@ -345,6 +345,33 @@ class Served:
             },
         }
 
+    def for_page(self) -> dict[str, Any]:
+        """Return the metadata with what a page needs to show it."""
+        metadata = self.description()
+        facts = metadata["parameters"]
+        facts["sample"] = self._sample()
+        if self.run is not None:
+            facts["targets"] = list(self.run.preprocessor.target_names or ())
+            facts["split"] = self.run.preprocessor.split
+        return metadata
+
+    def _sample(self) -> str | list[list[float]]:
+        """Return a sequence at the scale of the training data."""
+        if self.run is None or not self.run.preprocessor.is_tokens:
+            preprocess = None if self.run is None else self.run.preprocessor
+            width = math.prod(self.streams.features) if self.run is None else len(self.run.channels)
+            middle = np.array(getattr(preprocess, "mean", None) or (0.0,) * width)
+            spread = np.array(getattr(preprocess, "std", None) or (1.0,) * width)
+            steps = np.arange(max(4, min(40, 2000 // width)))[:, None]
+            waves = np.sin(steps / (3.0 + np.arange(width) % 7))
+            if width > 16:  # an element is e.g. a part of a sound
+                waves = 0.3 * np.sin((steps * width + np.arange(width)) / 9)
+            return [[float(f"{number:.4g}") for number in row] for row in middle + spread * waves]
+        words = [
+            word for word in self.run.preprocessor.vocabulary or () if not word.startswith("<")
+        ]
+        return ("" if self.run.preprocessor.split == "characters" else " ").join(words[:8])
+
     def description(self) -> dict[str, Any]:
         """Return the metadata of the Open Inference Protocol."""
         facts: dict[str, Any] = {"live": self.engine is not None, "reason": self.reason}

@@ -20,8 +20,8 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from raglane._utils.messages import quote, quote_all
-from raglane.serve.conversations import Conversation, error_text, short_reason
-from raglane.serve.live import code_of
+from raglane.serve.conversations import Conversation
+from raglane.serve.live import code_of, error_text, short_reason
 from raglane.serve.served import to_json
 
 log = logging.getLogger("raglane.serve")

@@ -100,12 +100,12 @@ def _header(path: Path) -> tuple[list[str], str | None, int, list[str]]:
             return names, relational, number + 1, lines[number:]
         if text.lower().startswith("@end"):
             is_inside = False
-        found = _ATTRIBUTE.fullmatch(text)
-        if found is None or is_inside:
+        match = _ATTRIBUTE.fullmatch(text)
+        if match is None or is_inside:
             continue
-        name = found[1].strip("'\"")
+        name = match[1].strip("'\"")
         names.append(name)
-        if found[2].strip().lower() == "relational":
+        if match[2].strip().lower() == "relational":
             if relational is not None:
                 got = f"two relational attributes, {quote(relational)} and {quote(name)}"
                 raise data_error(path, got, "a file with one of them", "leave one out", number)

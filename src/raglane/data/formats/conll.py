@@ -72,8 +72,8 @@ class _Words:
     notes: tuple[str, ...]
 
     def column(self, name: str) -> list[str]:
-        place = self.names.index(name)
-        return [row[place] for row in self.rows]
+        at = self.names.index(name)
+        return [row[at] for row in self.rows]
 
 
 def read(path: Path, columns: Columns) -> Records:
@@ -114,7 +114,7 @@ def filled(path: Path, columns: Columns, answers: Sequence[Sequence[str]]) -> by
     text = decode(path, read_bytes(path))
     words = _words_of(path, text)
     name = _resolved(columns.label, words.names) or ""
-    place = words.names.index(name) if name in words.names else len(words.names)
+    at = words.names.index(name) if name in words.names else len(words.names)
     labels = [str(label) for row in answers for label in row]
     if len(labels) != len(words.rows):
         got = f"{len(labels):,} labels for {len(words.rows):,} words"
@@ -122,7 +122,7 @@ def filled(path: Path, columns: Columns, answers: Sequence[Sequence[str]]) -> by
     lines = text.split("\n")
     for row, number, label in zip(words.rows, words.numbers, labels, strict=True):
         end = "\r" if lines[number - 1].endswith("\r") else ""
-        lines[number - 1] = words.mark.join([*row[:place], label, *row[place + 1 :]]) + end
+        lines[number - 1] = words.mark.join([*row[:at], label, *row[at + 1 :]]) + end
     return "\n".join(lines).encode()
 
 
@@ -207,8 +207,8 @@ def _are_entities(labels: Sequence[str]) -> bool:
 def _counts(words: _Words) -> list[str]:
     """Return the columns that count the words of each sentence from 1, or of a document from 0."""
     expected = np.arange(len(words.rows)) - np.repeat(words.offsets[:-1], np.diff(words.offsets))
-    one, zero = (list(map(str, (expected + first).tolist())) for first in (1, 0))
-    return [name for name in words.names if words.column(name) in (one, zero)]
+    counts = [list(map(str, (expected + first).tolist())) for first in (1, 0)]
+    return [name for name in words.names if words.column(name) in counts]
 
 
 def _constants(words: _Words) -> list[str]:
@@ -331,7 +331,7 @@ def _names_of(
         return tuple(named[0])
     if is_numbered and count == len(_UD):
         return _UD
-    return tuple(str(place) for place in range(1, count + 1))
+    return tuple(str(number) for number in range(1, count + 1))
 
 
 def _width(path: Path, words: list[_Line]) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from raglane._utils.messages import count_of, quote
 from raglane.data.formats.base import data_error
 from raglane.data.records import Columns
 
@@ -50,22 +51,37 @@ def rows_in(path: Path, text: str, columns: Columns) -> list[str] | None:
 
 
 def _rows_of(path: Path, document: dict[str, Any], columns: Columns) -> list[_Row] | None:
-    names, data = document.get("columns"), document.get("data")
+    names = document.get("columns")
+    data = document.get("data")
     if isinstance(names, list) and isinstance(data, list):
-        return [dict(zip(map(str, names), row, strict=True)) for row in data]
+        return _split(path, list(map(str, names)), data)
     lists = [value for value in document.values() if _are_objects(value)]
     if len(lists) == 1 == sum(isinstance(value, list) for value in document.values()):
-        schema = document.get("schema")
-        index = schema.get("primaryKey", []) if isinstance(schema, dict) else []
-        # pandas writes the number of a row too.
-        left_out = {"index"} & set(index)
-        return [{key: row[key] for key in row if key not in left_out} for row in lists[0]]
+        return _without_numbers(document, lists[0])
     inner = [value for value in document.values() if isinstance(value, dict)]
     if len(inner) == 1 and not any(isinstance(value, list) for value in document.values()):
         return _rows_of(path, inner[0], columns)
     if inner and len(inner) == len(document):
         return _by_index(path, document)
     return _by_column(document, columns)
+
+
+def _split(path: Path, names: list[str], data: list[Any]) -> list[_Row]:
+    """Return the rows of lists whose columns are named apart."""
+    odd = next((row for row in data if not isinstance(row, list) or len(row) != len(names)), None)
+    if odd is not None:
+        got = f"{quote(odd)} for {count_of(len(names), 'column')}"
+        raise data_error(path, got, "a list of lists with an entry per column", "correct the row")
+    return [dict(zip(names, row, strict=True)) for row in data]
+
+
+def _without_numbers(document: dict[str, Any], rows: list[_Row]) -> list[_Row]:
+    """Return rows without the number that pandas writes in each, if its schema says so."""
+    schema = document.get("schema")
+    keys = schema.get("primaryKey") if isinstance(schema, dict) else None
+    if keys != ["index"]:
+        return rows
+    return [{key: row[key] for key in row if key != "index"} for row in rows]
 
 
 def _are_objects(value: Any) -> bool:
@@ -91,8 +107,8 @@ def _by_column(document: dict[str, Any], columns: Columns) -> list[_Row] | None:
     values = list(document.values())
     if not values or not all(isinstance(value, list) for value in values):
         return None
-    own = document.get(columns.sequence or "")
-    if own and all(isinstance(entry, (int, float)) for entry in own):
+    sequence = document.get(columns.sequence or "")
+    if sequence and all(isinstance(entry, (int, float)) for entry in sequence):
         # One sequence, for a model of such sequences.
         return None
     if len({len(value) for value in values}) != 1 or not values[0]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, quote_all, require, shorten
 from raglane.data.formats import csv, ipc, npz, text
-from raglane.data.formats.arrow import is_list, is_text
+from raglane.data.formats.arrow import is_list
 from raglane.data.formats.base import (
     columns_argument,
     data_error,
@@ -34,6 +34,7 @@ from raglane.data.formats.entries import read_columns, read_table
 from raglane.data.formats.layout import has_header, is_table, rows_of
 from raglane.data.formats.pieces import Piece, Start
 from raglane.data.records import Columns, Records
+from raglane.data.roles.decide import TEXT_NAMES
 from raglane.data.roles.rules import ROLE_NAMES, ROW_ID_NAMES
 from raglane.data.typed import Column, Typed, Written
 from raglane.errors import UnfitColumnError
@@ -50,6 +51,8 @@ _LABEL_TABLES = ("labels", "label", "reference", "metadata", "meta", "targets", 
 # Folders that are parts of the data, and a folder without labels.
 _PARTS = ("train", "training", "test", "testing", "valid", "validation", "val", "dev", "eval")
 _UNLABELLED = ("unsup", "unlabeled", "unlabelled")
+# Columns of texts and tokens.
+_SEQUENCES = (*ROLE_NAMES["sequence"], *TEXT_NAMES)
 # The columns of names and classes.
 _FILE = "file"
 _CLASS = "class"
@@ -116,15 +119,15 @@ def _files_of(path: Path, columns: Columns) -> _Files | None:
     """Return the files of a folder; None for texts that are classes."""
     every = _walked(path)
     table = None if columns.label_from_name else _label_table(every, columns)
-    known = [
+    readable = [
         file
         for file in every
         if suffix_of(file) in _KNOWN and (table is None or file != table.file)
     ]
-    if not known or (table is None and _are_classes(path, known, columns)):
+    if not readable or (table is None and _are_classes(path, readable, columns)):
         return None
-    suffix = Counter(map(suffix_of, known)).most_common(1)[0][0]
-    files = [file for file in known if suffix_of(file) == suffix]
+    suffix = Counter(map(suffix_of, readable)).most_common(1)[0][0]
+    files = [file for file in readable if suffix_of(file) == suffix]
     if columns.label_from_name is not None:
         labels = [_label_in(path, file, columns.label_from_name) for file in files]
         how = f"a part of its name the class, by {columns_argument('label_from_name')}"
@@ -145,7 +148,7 @@ def _walked(path: Path) -> list[Path]:
     return [
         entry
         for entry in entries
-        if not any(part.startswith((".", "__")) for part in entry.relative_to(path).parts)
+        if not any(name.startswith((".", "__")) for name in entry.relative_to(path).parts)
         and entry.stem not in text.ABOUT
         and not entry.is_dir()
     ]
@@ -168,12 +171,12 @@ def _head(file: Path) -> str:
 def _label_in(path: Path, file: Path, pattern: str) -> str:
     """Return the label in the name of a file: the group of a pattern, or all that it finds."""
     name = file.relative_to(path).as_posix()
-    found = re.search(pattern, name)
-    if found is None:
+    match = re.search(pattern, name)
+    if match is None:
         got = f"{quote(name)}, in which {quote(pattern)} finds nothing"
         fix = f"correct {columns_argument('label_from_name')}, or remove the file"
         raise data_error(path, got, "a folder of files with a label in each name", fix)
-    return str(found[1] if found.re.groups else found[0])
+    return str(match[1] if match.re.groups else match[0])
 
 
 def _label_table(files: Sequence[Path], columns: Columns) -> _LabelTable | None:
@@ -274,10 +277,9 @@ def _noted(
     """Return files with notes about how they are read, and about those left out."""
     others = [file for file in every if file not in set(files)]
     kinds = Counter(suffix_of(file) or "without a suffix" for file in others)
-    known = [name for name in kinds if name in _KNOWN]
     suffix = suffix_of(files[0]) or "without a suffix"
     notes = [f"each of {count_of(len(files), 'file')} ({suffix}) is a sequence{how and ', ' + how}"]
-    if any(file.parent == path for file in others if suffix_of(file) in known) and not labels:
+    if any(file.parent == path for file in others if suffix_of(file) in _KNOWN) and not labels:
         counts = ", ".join(f"{count} {name}" for name, count in kinds.items())
         got = f"{len(files)} {suffix}, and {counts}"
         fix = "put the files of one kind in a folder of their own"
@@ -384,36 +386,51 @@ def _of_rows(files: _Files, columns: Columns) -> Records:
         columns = replace(columns, no_header=columns.header is None)
     if files.suffix in _ARROW and files.label is None:
         whole = _arrow_parts(files)
-        if any(is_list(kind) or is_text(kind) for kind in whole.schema.types):
+        lists = [
+            name
+            for name, kind in zip(whole.column_names, whole.schema.types, strict=True)
+            if is_list(kind) or name.lower() in _SEQUENCES
+        ]
+        if lists:
             records = read_table(files.path, whole.schema, whole.select, columns)
             return replace(records, notes=(_parts(files), *files.notes[1:], *records.notes))
     tables = [_table(file, columns) for file in files.files]
     names = list(tables[0])
-    for file, table in zip(files.files, tables, strict=True):
-        if set(table) != set(names):
-            odd = sorted(set(table) ^ set(names))
-            got = f"the columns {quote_all(odd)} in {file.name} or {files.files[0].name} only"
-            raise data_error(
-                files.path, got, "a folder of tables with the same columns", "add them"
-            )
+    _check_alike(files, tables)
     table = {name: _joined([each[name] for each in tables]) for name in names}
-    is_part = columns.id is not None or any(name.lower() in ROW_ID_NAMES for name in names)
-    if is_part and files.label is None:
+    has_ids = columns.id is not None or any(name.lower() in ROW_ID_NAMES for name in names)
+    if has_ids and files.label is None:
         records = read_columns(files.path, table, columns)
         return replace(records, notes=(_parts(files), *files.notes[1:], *records.notes))
-    lengths = [len(each[names[0]]) for each in tables]
-    names_of_files = _FILE if _FILE not in table else "file name"
-    table = {
-        names_of_files: Written(np.repeat(np.array(files.ids, dtype=object), lengths)),
-        **table,
-    }
-    label = columns.label
+    return _with_ids(files, table, [len(each[names[0]]) for each in tables], columns)
+
+
+def _check_alike(files: _Files, tables: Sequence[dict[str, Column]]) -> None:
+    """Raise a DataError for the first file with other columns than the first."""
+    names = set(tables[0])
+    odd = next((at for at, table in enumerate(tables) if set(table) != names), None)
+    if odd is not None:
+        others = quote_all(sorted(set(tables[odd]) ^ names))
+        got = f"the columns {others} in {files.files[odd].name} or {files.files[0].name} only"
+        raise data_error(files.path, got, "a folder of tables with the same columns", "add them")
+
+
+def _with_ids(
+    files: _Files, table: dict[str, Column], lengths: list[int], columns: Columns
+) -> Records:
+    """Read rows whose ids are the names of their files."""
+    ids = _FILE if _FILE not in table else "file name"
+    table = {ids: _repeated(files.ids, lengths), **table}
+    label = files.label or columns.label
     if files.label is not None:
-        label = files.label
-        table[label] = Written(np.repeat(np.array(files.labels, dtype=object), lengths))
-    records = read_columns(files.path, table, replace(columns, id=names_of_files, label=label))
+        table[files.label] = _repeated(files.labels, lengths)
+    records = read_columns(files.path, table, replace(columns, id=ids, label=label))
     used = replace(records.columns, id=columns.id)
     return replace(records, notes=(*files.notes, *records.notes), columns=used)
+
+
+def _repeated(words: list[str], lengths: list[int]) -> Column:
+    return Written(np.repeat(np.array(words, dtype=object), lengths))
 
 
 def _parts(files: _Files) -> str:

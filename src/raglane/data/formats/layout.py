@@ -17,6 +17,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -38,6 +39,7 @@ _MOST_BELOW = 3
 # The fewest columns of a table of the UCR archive, and the fewest lines of a column of numbers.
 _FEWEST_STEPS = 9
 _FEWEST_LINES = 5
+_FEWEST_WORDS = 10
 # The share of equally long rows in a table.
 _MOST_ALIKE = 0.6
 
@@ -122,11 +124,17 @@ def is_table(text: str) -> bool:
         return True
     mark = _mark_of(lines)
     if mark is None:
-        # Rows of several lengths are a table too, which is refused.
-        words = [word for line in lines[1:] for word in re.split(r"[ |]+", line.strip())]
-        return len(lines) >= _FEWEST_LINES and all(map(_is_data, words))
+        return len(lines) >= _FEWEST_LINES and all(map(_is_data, map(str.strip, lines[1:])))
     body = [entry for row in _body(_rows(lines, mark)) for entry in row if not _is_missing(entry)]
     return 2 * sum(map(bool, map(_is_data, body))) >= len(body) > 0
+
+
+def are_numbers(text: str) -> bool:
+    """Return True if the first lines of a text have only numbers, in rows of any lengths."""
+    words = re.split(r"[\s|:;]+", " ".join(_first_lines(text)).strip())
+    return len(words) >= _FEWEST_WORDS and all(
+        _is_data(word) or _is_missing(word) for word in words
+    )
 
 
 def has_header(text: str) -> bool:
@@ -172,8 +180,17 @@ def _rows(lines: Sequence[str], mark: str) -> list[_Row]:
     """Split lines into entries; a header may begin with a # of its own."""
     if mark == _SPACES:
         return [re.sub(r"^\s*#\s", "#", line).split() for line in lines]
-    reader = csv.reader(lines, delimiter=mark, skipinitialspace=True)
-    return [[entry.strip() for entry in row] for row in reader]
+    return [[entry.strip() for entry in _split(line, mark)] for line in lines]
+
+
+def _split(line: str, mark: str) -> list[str]:
+    if '"' not in line:
+        return line.split(mark) if line.strip() else []
+    row: list[str] = []
+    # A very long entry is refused later.
+    with suppress(csv.Error):
+        row = next(csv.reader([line.replace("\r", " ")], delimiter=mark, skipinitialspace=True))
+    return row
 
 
 def _body(rows: Sequence[_Row]) -> list[_Row]:
@@ -284,8 +301,8 @@ def _entries(row: _Row, kinds: Sequence[bool]) -> list[str]:
 def _are_data(rows: Sequence[_Row], width: int) -> list[bool]:
     """Return for each column whether its entries are numbers or dates."""
     kinds = []
-    for place in range(width):
-        entries = [row[place] for row in rows if len(row) > place and not _is_missing(row[place])]
+    for at in range(width):
+        entries = [row[at] for row in rows if len(row) > at and not _is_missing(row[at])]
         numbers = sum(map(bool, map(_is_data, entries)))
         kinds.append(bool(entries) and numbers >= 0.8 * len(entries))
     return kinds
@@ -296,12 +313,12 @@ def _is_below(rows: Sequence[_Row], count: int, kinds: Sequence[bool]) -> bool:
     row = rows[count]
     numbers = _entries(row, kinds)
     words = [entry for entry in numbers if not _is_missing(entry)]
-    if len(numbers) < 2 or not words or any(map(_is_data, words)):
+    if len(row) > len(kinds) or len(numbers) < 2 or not words or any(map(_is_data, words)):
         return False
-    others = [(place, entry) for place, entry in enumerate(row) if entry and not kinds[place]]
+    others = [(at, entry) for at, entry in enumerate(row) if entry and not kinds[at]]
     # A word that other rows have too is one of a row.
     return not any(
-        entry in other[place : place + 1] for place, entry in others for other in rows[count + 1 :]
+        entry in other[at : at + 1] for at, entry in others for other in rows[count + 1 :]
     )
 
 
@@ -314,11 +331,13 @@ def _joined(layout: _Layout, header: Sequence[_Row], lines: Sequence[str]) -> _L
     names = [index, *first[1:]]
     if len(set(names)) < len(names):
         levels = [row for row in (first, *below) if any(row[1:])]
-        parts = [[row[place] for row in levels] for place in range(1, len(first))]
-        names = [index, *("_".join(filter(None, part)) for part in parts)]
+        columns = [[row[at] for row in levels] for at in range(1, len(first))]
+        names = [index, *("_".join(filter(None, column)) for column in columns)]
     count = len(below)
-    note = f"left out below the header: {count_of(count, 'line')}, {quote(lines[0])}"
-    notes = (*layout.notes, note) if count else layout.notes
+    notes = layout.notes
+    if count:
+        line = quote(lines[0])
+        notes = (*notes, f"left out below the header: {count_of(count, 'line')}, {line}")
     return _Layout(layout.mark, layout.above, tuple(names), 1 + count, notes)
 
 
@@ -327,7 +346,7 @@ def _given(path: Path, layout: _Layout, rows: Sequence[_Row], columns: Columns) 
     if not columns.no_header and columns.header is None:
         return layout
     width = Counter(map(len, rows)).most_common(1)[0][0] if rows else 1
-    names = tuple(f"c{place}" for place in range(1, width + 1))
+    names = tuple(f"c{at}" for at in range(1, width + 1))
     if columns.header is not None:
         names = tuple(name.strip() for name in columns.header.split(","))
     if len(names) != width:
@@ -353,6 +372,6 @@ def _archived(layout: _Layout, rows: Sequence[_Row], columns: Columns) -> _Layou
     )
     if not is_archived:
         return layout
-    names = ("label", *(f"t{place}" for place in range(width - 1)))
+    names = ("label", *(f"t{at}" for at in range(width - 1)))
     note = f"no header: the first of {width} columns is the label, the others are steps"
     return _Layout(layout.mark, layout.above, names, 0, (*layout.notes, note))

@@ -7,7 +7,7 @@ from pathlib import Path
 from raglane._utils.messages import argument, quote
 from raglane.data.formats import conll
 from raglane.data.formats.base import data_error, open_error, opened, suffix_of
-from raglane.data.formats.layout import LOOK, UTF16, is_table
+from raglane.data.formats.layout import LOOK, UTF16, are_numbers, is_table
 from raglane.errors import DataError
 
 _PANDAS = "read it with pandas.{}, and write it with to_parquet"
@@ -48,6 +48,9 @@ _WAYS: dict[str, tuple[str, str]] = {
     **dict.fromkeys((".xml", ".html", ".htm"), ("markup", "write its table as .csv or .jsonl")),
     **dict.fromkeys((".yaml", ".yml"), ("YAML", "write a JSON object per line as .jsonl")),
     **dict.fromkeys((".edf", ".bdf"), ("EDF", "read it with mne; " + _ARRAYS)),
+    **dict.fromkeys(
+        (".svm", ".svmlight", ".libsvm"), ("rows of features, without an order", _ARRAYS)
+    ),
     ".tsf": ("a file of the forecasting archive", "write a table with id, time and value"),
 }
 
@@ -76,16 +79,21 @@ def format_of_content(path: Path) -> str | None:
             head = file.read(LOOK)
     except OSError as error:
         raise open_error(path, error) from error
-    known = next((name for start, name in _MAGIC.items() if head.startswith(start)), None)
-    if known is not None and known.startswith("."):
-        raise unread(path, known)
-    if known is not None:
-        return known
+    name = next((name for start, name in _MAGIC.items() if head.startswith(start)), None)
+    if name is not None and name.startswith("."):
+        raise unread(path, name)
+    if name is not None:
+        return name
     encoding = "utf-16" if head.startswith(UTF16) else "utf-8-sig"
     text = head.decode(encoding, errors="replace")
     if conll.is_conll(text):
         return "conll"
-    return "csv" if is_table(text) else None
+    if is_table(text):
+        return "csv"
+    if are_numbers(text):
+        fix = f'write {{"x": [...]}} per line as .jsonl; {argument("format", "text")} reads characters'
+        raise data_error(path, "lines of different numbers", "a table of equal rows", fix)
+    return None
 
 
 def unread(path: Path, suffix: str) -> DataError:

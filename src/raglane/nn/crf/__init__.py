@@ -280,7 +280,7 @@ def _reduced(each: Tensor, reduction: LabelReduction) -> Tensor:
     if reduction == "none":
         return each
     # Not a mean, which is NaN for no sequences.
-    return each.sum() if reduction == "sum" else each.sum() / max(each.shape[0], 1)
+    return each.sum() if reduction == "sum" else each.sum() / torch.sym_max(each.shape[0], 1)
 
 
 def _chains() -> Any:

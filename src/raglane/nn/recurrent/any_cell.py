@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_count, check_dropout, check_flag, check_signature
+from raglane._utils.messages import quote
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import Weights
@@ -330,6 +331,13 @@ def _checked(module: Any) -> Any:
         if not isinstance(getattr(module, name, None), int)
     ]
     if not isinstance(module, nn.Module) or not is_cell or missing:
+        for name in missing:
+            if hasattr(module, name):
+                # E.g. the sizes of several states.
+                got = quote(getattr(module, name))
+                rule = "a whole number; initial_state(batch_size) returns states of other sizes"
+                fix = f"set {name} to the size of the output, and add initial_state"
+                raise ArgumentTypeError(f"{type(module).__name__}.{name}", got, rule, fix)
         lacking = "" if is_cell else "step(x_t, state)"
         got = f"a {type(module).__name__} without {', '.join([*filter(None, [lacking]), *missing])}"
         rule = "a module with input_size, hidden_size and step(x_t, state) -> (output, state)"

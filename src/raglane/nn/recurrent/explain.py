@@ -12,7 +12,7 @@ from raglane.errors import ArgumentTypeError
 from raglane.kernels import program as programs
 from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose, use_backend
-from raglane.native.library import plain_code
+from raglane.native.library import build_note
 from raglane.nn.recurrent.accelerate import Acceleration, acceleration_of
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -91,8 +91,8 @@ def explain(
         _run_one_step(layer, inputs.flattened()[0])
     reasons = [choice.reason]
     listing = ""
-    if choice.backend in ("cpu", "program") and (plain := plain_code()):
-        reasons.append(plain)
+    if choice.backend in ("cpu", "program") and (note := build_note()):
+        reasons.append(note)
     if every is not None:
         reasons.append(f"backward recomputes the gates, {every} steps at a time")
     if choice.backend in ("program", "triton"):

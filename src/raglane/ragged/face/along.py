@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane._utils.tracing import records_operators
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.face.entry import (
@@ -49,6 +48,7 @@ def along(entry: Entry, args: Arguments, kwargs: Options) -> Any:
         for other in batches_of(bound.values())[1:]:
             check_together(entry.name, batch, other)
     if dim == 1 and entry.steps is not None:
+        entry.refuse_transformations(batch)
         return entry.steps(batch, entry, bound)
     if "q" in bound and isinstance(bound["q"], Tensor) and bound["q"].dim():
         got, rule = "several quantiles of features", "a number for features"
@@ -81,10 +81,6 @@ def _on_values(function: Any) -> Any:
 
 def _each_sequence(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
     """Call the function on each sequence, in a loop."""
-    if records_operators():
-        got = "the steps of a Ragged within torch.compile"
-        rule = "called outside of it, because it loops over the sequences"
-        raise ArgumentTypeError(entry.name, got, rule, "call it before or after")
     split = {
         name: torch.split(value._values, batch.lengths_cpu.tolist())
         for name, value in bound.items()
@@ -123,8 +119,7 @@ def _joined(batch: FlatBatch, results: list[Tensor], keepdim: bool) -> Any:
     return batch._build(torch.cat(results), lengths)
 
 
-def _cumsum(batch: FlatBatch, entry: Entry, bound: Options) -> FlatBatch:
-    entry.refuse_transformations(batch)
+def _cumsum(batch: FlatBatch, entry: Entry, bound: Options) -> FlatBatch:  # noqa: ARG001
     values = batch._values if bound.get("dtype") is None else batch._values.to(bound["dtype"])
     # In a graph, lengths are no numbers of the host.
     longest = batch._values.shape[0] if torch.compiler.is_compiling() else batch.max_length
@@ -240,13 +235,19 @@ def _taken(entry: Entry, batch: FlatBatch, index: Tensor, owner: FlatBatch) -> T
     lengths = like_rows(segments.spread(batch.offsets.diff(), owner.offsets, total), index)
     starts = like_rows(segments.spread(batch.offsets[:-1], owner.offsets, total), index)
     batch._needs_steps(entry.name, (index >= 0) & (index < lengths))
+    values, rows = batch._values, index + starts
     if entry.name == "take_along_dim":
-        return torch.take_along_dim(batch._values, index + starts, 0)
-    return batch._values.gather(0, index + starts)
+        # Not torch's function, of which a graph would have a fixed number of rows.
+        shape = torch.broadcast_shapes(values.shape[1:], rows.shape[1:])
+        values, rows = values.expand(-1, *shape), rows.expand(-1, *shape)
+    return values.gather(0, rows)
 
 
 def _row(signature: str, over_steps: Any = None, default: Any = None, flags: str = "") -> Row:
-    return Row("along a dim", along, signature, over_steps, default, flags)
+    # A loop over the sequences reads their lengths.
+    is_loop = over_steps in (_LOOP, _quantile)
+    refused = "compile export" if is_loop else ""
+    return Row("along a dim", along, signature, over_steps, default, flags, refused)
 
 
 _LOOP = _each_sequence

@@ -26,13 +26,13 @@ _NAMES = """
 abs absolute acos acosh add addcdiv addcmul alpha_dropout angle arccos arccosh arcsin arcsinh arctan arctan2
 arctanh asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift
 bitwise_xor bernoulli ceil celu clamp clamp_max clamp_min clip clone conj conj_physical copysign cos cosh deg2rad
-detach digamma div divide dropout elu empty_like eq erf erfc erfcx erfinv exp exp2 expit expm1 feature_alpha_dropout
+detach digamma div divide dropout elu empty_like eq erf erfc erfcx erfinv exp exp2 expit expm1
 fix float_power floor floor_divide fmax fmin fmod frac full_like gammaln ge gelu greater greater_equal gt hardshrink
 hardsigmoid hardswish hardtanh heaviside hypot i0 i0e i1 i1e igamma igammac imag isclose isfinite isinf isnan isneginf
 isposinf isreal ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2 log_ndtr logaddexp logaddexp2
 logical_and logical_not logical_or logical_xor logit logsigmoid lt masked_fill maximum minimum mish mul multiply
 mvlgamma multigammaln nan_to_num ndtr ndtri ne neg negative nextafter not_equal ones_like poisson polygamma positive
-pow prelu rad2deg rand_like randint_like randn_like real reciprocal relu relu6 remainder resolve_conj resolve_neg
+pow rad2deg rand_like randint_like randn_like real reciprocal relu relu6 remainder resolve_conj resolve_neg
 round rrelu rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink softsign sqrt square sub
 subtract tan tanh tanhshrink threshold true_divide trunc where xlog1py xlogy zeros_like zeta entr psi
 gcd lcm complex polar airy_ai gammainc gammaincc chebyshev_polynomial_t chebyshev_polynomial_u
@@ -91,6 +91,29 @@ def with_others(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     # The first parameters have no names in every function.
     first = [rows.pop(name) for name in entry.signature[: entry.by_position] if name in rows]
     return like(batch, entry.function(*first, **rows))
+
+
+def prelu(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+    """Call ``prelu`` with one weight: several are those of dimension 1, which are steps."""
+    bound = entry.bind(args, kwargs)
+    batch = ragged_input(entry, bound["input"])
+    if bound["weight"].numel() != 1:
+        rule = "one number, because its channels are dimension 1, the steps of a Ragged"
+        fix = "call r.map(f), which gives the module the flat rows (N, C)"
+        raise ArgumentTypeError("weight", f"{bound['weight'].numel()} numbers", rule, fix)
+    return batch._like(entry.function(batch._values, bound["weight"]))
+
+
+def dropout_of_steps(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+    """Zero whole steps: the channels of these functions are dimension 1."""
+    batch = ragged_input(entry, args[0] if args else kwargs.pop("input"))
+    if not batch.feature_shape:
+        rule = "called with elements that have features, of which it zeroes all"
+        raise ShapeError(entry.name, batch._shape_text(), rule, "call torch.nn.functional.dropout")
+    rest = list(args[1:3])
+    for name in ("p", "training"):
+        rest += [kwargs[name]] * (name in kwargs)
+    return batch._like(entry.function(batch._values.unsqueeze(0), *rest).squeeze(0))
 
 
 def dist(entry: Entry, args: Arguments, kwargs: Options) -> Any:
@@ -157,6 +180,11 @@ ROWS: dict[str, Row] = {
         Row("property", read),
     ),
     "expand_as": Row("each element", expand_as),
+    "prelu": Row("each element", prelu, "input weight"),
+    **dict.fromkeys(
+        "dropout1d dropout2d dropout3d feature_alpha_dropout".split(),
+        Row("features", dropout_of_steps),
+    ),
     "linear": Row("features", rows_of_features, "input weight bias", default=1),
     "layer_norm": Row(
         "features", rows_of_features, "input normalized_shape weight bias eps cudnn_enable"

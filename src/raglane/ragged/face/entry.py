@@ -26,8 +26,9 @@ class Row:
 
     ``run`` calls it. ``signature`` names its parameters in torch's order, those after ``*`` by
     keyword only. ``steps`` computes it over the steps of each sequence, ``default`` is a value that
-    depends on the kind, and ``flags`` are properties. ``refused`` lists transformations in which it
-    raises an error with its name: ``"compile"``, ``"export"`` or ``"vmap"``.
+    depends on the kind, and ``flags`` are properties. ``refused`` lists the transformations in which
+    it raises an error, over the steps if it has ``steps``: ``"compile"``, ``"export"``, ``"vmap"``,
+    ``"grad"`` or ``"jvp"``. It is right in all others.
     """
 
     kind: str
@@ -81,17 +82,19 @@ class Entry:
         """Raise within a transformation that the function does not support."""
         if not self.refused:
             return
-        active = ""
+        place = ""
         if "export" in self.refused and is_exporting():
-            active = "export"
+            place = "torch.export"
         elif "compile" in self.refused and torch.compiler.is_compiling():
-            active = "compile"
+            # With fullgraph=True an error with this message: torch.compile does not trace how ours
+            # are raised. Otherwise the function runs between two graphs.
+            torch._dynamo.graph_break(msg=f"{self.name} of a Ragged reads its lengths")
         elif "vmap" in self.refused and is_transformed(batch._values):
-            active = "vmap"
-        if active:
-            rule = f"called outside of torch.{active}"
+            place = "torch.func"
+        if place:
+            rule = f"called outside of {place}"
             fix = "call it before or after the transformed function"
-            raise ArgumentTypeError(self.name, f"a Ragged within torch.{active}", rule, fix)
+            raise ArgumentTypeError(self.name, f"a Ragged within {place}", rule, fix)
 
 
 _ALIASES = {"axis": "dim", "self": "input"}
@@ -122,7 +125,8 @@ def ragged_input(entry: Entry, value: Any) -> FlatBatch:
         fix = "pass the Ragged as input, or build one of the other with rl.Ragged"
         rule = "called with a Ragged as its input"
         raise ArgumentTypeError(entry.name, f"a {type(value).__name__} with a Ragged", rule, fix)
-    entry.refuse_transformations(value)
+    if entry.steps is None:
+        entry.refuse_transformations(value)
     return value
 
 

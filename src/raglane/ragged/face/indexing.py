@@ -12,6 +12,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import as_tensor
 from raglane._utils.messages import quote
+from raglane._utils.tracing import is_transformed
 from raglane.errors import ArgumentError, ArgumentTypeError, DimensionError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.face.entry import (
@@ -30,6 +31,8 @@ _ALL = slice(None)
 
 def index(batch: Any, key: Any) -> Any:
     """Return ``batch[key]`` for a tuple, an ellipsis, None or a ragged mask."""
+    if type(key) is tuple and len(key) == 2 and _is_all(key[0]) and isinstance(key[1], slice):
+        return batch if _is_all(key[1]) else _slice(batch, key[1])  # the commonest
     if isinstance(key, FlatBatch):
         return _masked(batch, key)
     sequences, steps, *features = _expanded(batch, key if isinstance(key, tuple) else (key,))
@@ -142,22 +145,27 @@ def _slice(batch: Any, steps: slice) -> Any:
     if stride is not None and stride < 1:
         fix = "call r.flip(1) to reverse the steps"
         raise ArgumentError("index of the steps", quote(steps), "a slice with a step above 0", fix)
-    lengths, starts = batch.lengths_cpu, batch._offsets[:-1]
-    if batch._is_on_host():  # NumPy's operations have a third of torch's overhead
-        lengths, starts = lengths.numpy(), starts.numpy()
-    counts = lengths if stop is None else _bound(stop, lengths)
+    # NumPy's operations have a third of torch's overhead.
+    can_read = batch._is_on_host() and not is_transformed(batch._offsets)
+    kind: Any = np if can_read else torch
+    offsets = batch.offsets.numpy() if can_read else batch._host_offsets()
+    begins, ends = offsets[:-1], offsets[1:]
+    lasts = ends if stop is None else _bound(kind, stop, begins, ends)
     if start:
-        first = _bound(start, lengths)
-        counts = (counts - first).clip(min=0)
-        starts = starts + (first if batch.is_cpu else first.to(batch.device, non_blocking=True))
+        begins = _bound(kind, start, begins, ends)
+    counts = lasts - begins
+    if start and stop is not None:
+        counts = counts.clip(min=0)
     if stride is not None and stride > 1:
         counts = (counts + stride - 1) // stride
-    return batch._slices(starts, counts, stride=stride or 1)
+    if not (kind is np or batch.is_cpu):
+        begins = begins.to(batch.device, non_blocking=True)
+    return batch._slices(begins, counts, stride=stride or 1)
 
 
-def _bound(place: int, lengths: Any) -> Any:
-    """Return an end of a slice in each sequence, of a tensor or array of lengths."""
-    return lengths.clip(max=place) if place >= 0 else (lengths + place).clip(min=0)
+def _bound(kind: Any, place: int, begins: Any, ends: Any) -> Any:
+    """Return an end of a slice in the sequences, of arrays of NumPy or tensors of torch."""
+    return kind.minimum(begins + place, ends) if place >= 0 else kind.maximum(ends + place, begins)
 
 
 def _step(batch: Any, step: int) -> Tensor:

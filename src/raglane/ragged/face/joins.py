@@ -385,6 +385,6 @@ ROWS: dict[str, Row] = {
         "join",
         attention,
         "query key value attn_mask dropout_p is_causal scale enable_gqa",
-        refused="compile export vmap",
+        refused="compile export vmap grad jvp",
     ),
 }

@@ -61,8 +61,9 @@ def _check_features(entry: Entry, name: str, batch: FlatBatch, first: str, featu
         raise ShapeError(name, batch._shape_text(), rule, fix)
 
 
-def _row(rows: str = "input target", flags: str = "", optional: str = "") -> Row:
-    return Row("loss", loss, default=(tuple(rows.split()), tuple(optional.split())), flags=flags)
+def _row(rows: str = "input target", flags: str = "", optional: str = "", refused: str = "") -> Row:
+    default = (tuple(rows.split()), tuple(optional.split()))
+    return Row("loss", loss, default=default, flags=flags, refused=refused)
 
 
 ROWS: dict[str, Row] = {
@@ -76,7 +77,8 @@ ROWS: dict[str, Row] = {
         binary_cross_entropy_with_logits soft_margin_loss hinge_embedding_loss""".split(),
         _row(optional="weight"),
     ),
-    "gaussian_nll_loss": _row(optional="var"),
+    # Torch reads the numbers of ``var``.
+    "gaussian_nll_loss": _row(optional="var", refused="compile export"),
     "margin_ranking_loss": _row("input1 input2 target"),
     "cosine_embedding_loss": _row("input1 input2 target", "classes"),
     "triplet_margin_loss": _row("anchor positive negative", "classes"),

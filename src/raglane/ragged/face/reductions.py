@@ -103,6 +103,7 @@ def _steps(
     if entry.steps is None:
         fix = "pass a feature dimension, or call it on each sequence of r.to_list()"
         raise refuse_dimension(entry, 1, batch, fix)
+    entry.refuse_transformations(batch)
     if "ord" in options:
         options["p"] = options.pop("ord")
     values = _checked(entry, batch._values, options.pop("dtype", None))
@@ -182,7 +183,9 @@ ROWS: dict[str, Row] = {
     "min": _row("dim keepdim * other", steps.min, "nonempty single real", torch.minimum),
     "argmax": _row("dim keepdim", steps.argmax, "nonempty single indexed real"),
     "argmin": _row("dim keepdim", steps.argmin, "nonempty single indexed real"),
-    "prod": _row("dim keepdim * dtype", steps.prod, "single"),
+    "prod": Row(
+        "reduction", reduce, "input dim keepdim * dtype", steps.prod, flags="single", refused="jvp"
+    ),
     "std": _row("dim unbiased keepdim * correction", steps.std, "floating empty"),
     "var": _row("dim unbiased keepdim * correction", steps.var, "floating empty"),
     "norm": _row("p dim keepdim out dtype", steps.norm, "floating"),

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, require
 from raglane.data.conversion import Progress
-from raglane.data.formats import FORMATS
+from raglane.data.formats import FORMATS, pick
 from raglane.data.formats import read as read_records
 from raglane.data.formats.base import check_readable, check_text, data_error
 from raglane.data.formats.ipc import is_converted, parquet_pieces, read_parquet, readable
@@ -45,6 +45,10 @@ class Labels(NamedTuple):
 
     of: str
     counts: dict[str, int]
+
+
+# Numbers that loggers and archives write for missing ones.
+_SENTINELS = (-99, -200, -999, np.float32(-999.25), -9999, -99999)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +103,25 @@ def labels_of(of: str, counts: Mapping[str, int]) -> Labels:
 def contents_of(records: Records, path: Path | None) -> Contents:
     """Return the contents of records in memory."""
     contents = _contents(path, records.lengths, Statistics.of(records), Layout.of(records), ())
-    return _noted(contents, records)
+    contents = _noted(contents, records)
+    return replace(contents, notes=(*contents.notes, *_sentinels(records)))
+
+
+def _sentinels(records: Records) -> list[str]:
+    """Return a line for each channel with numbers that programs write for missing ones."""
+    notes = []
+    for name, values in zip(records.channels, records.values.T, strict=False):
+        finite = values[np.isfinite(values)]
+        lowest = finite.min(initial=0)
+        others = finite[finite != lowest]
+        # Missing, not measured: far below all other numbers.
+        if lowest in _SENTINELS and len(others) and others.min() > lowest / 2:
+            count = int((finite == lowest).sum())
+            share = f"{count:,} of {len(values):,} numbers of {quote(name)}"
+            verb = "is" if count == 1 else "are"
+            fix = "if it means missing, write an empty entry"
+            notes.append(f"{share} {verb} {lowest:g}: {fix}")
+    return notes
 
 
 def _noted(contents: Contents, records: Records) -> Contents:
@@ -184,7 +206,7 @@ def _read_contents(
     is_parquet = format == "parquet" or (format is None and suffix in FORMATS["parquet"].suffixes)
     if path is None:
         return contents_of(japanese_vowels()[0].records, None)
-    if format is None and suffix == ".txt" and not path.is_dir():
+    if format is None and suffix == ".txt" and not path.is_dir() and _has_lengths(path):
         return lengths_of_text(path, progress)
     if format in (None, "arrow") and is_converted(path):
         return contents_of_folder(path)
@@ -195,6 +217,15 @@ def _read_contents(
         return contents_of(read_records(path, asked, format, on_bad_row=on_bad_row), path)
 
     return _with_labels(read_all, columns)
+
+
+def _has_lengths(path: Path) -> bool:
+    """Return False for a table, or words with labels."""
+    name = pick(path).name
+    if name != "csv":
+        return name == "text"
+    with path.open("rb") as file:
+        return file.readline().strip().isdigit()
 
 
 def _with_labels(read: Callable[[Columns], Contents], columns: Columns) -> Contents:
