@@ -264,7 +264,7 @@ def test_an_output_that_must_not_be_touched(tmp_path: Path) -> None:
         error=ArgumentError,
     )
     refused(
-        ["one of fail, skip"],
+        ["one of raise, skip"],
         convert,
         path,
         tmp_path / "out",
