@@ -86,7 +86,7 @@ x[torch.arange(len(lens)), -1]; x[..., [0, 0]]; x[:, 1:][:, :-1]; torch.gather(x
 torch.take_along_dim(x, k, 1); x.gather(1, x.argsort(1)); torch.index_select(x, 1, torch.tensor([0, 0]))
 x.index_select(-1, torch.tensor([0, 0])); x[:, 0, ..., 0]; x[:, -1][:, None] * x; x[:, np.array([0])]
 x[:, 1:] - x[:, :-1]
-x[..., 0, None]; x.take_along_dim(x.argsort(1), 1); x[:, -3:-1]
+x[:, :2**63 - 1]; x[:, -2**63:]; x[..., 0, None]; x.take_along_dim(x.argsort(1), 1); x[:, -3:-1]
 """
 
 JOINS = """

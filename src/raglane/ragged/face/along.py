@@ -50,15 +50,19 @@ def along(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     if dim == 1 and entry.steps is not None:
         entry.refuse_transformations(batch)
         return entry.steps(batch, entry, bound)
-    if "q" in bound and isinstance(bound["q"], Tensor) and bound["q"].dim():
-        got, rule = "several quantiles of features", "a number for features"
-        fix = "pass each, e.g. torch.stack([r.quantile(q, -1) for q in qs.tolist()], -1)"
-        raise ArgumentTypeError("q", got, rule, fix)
+    _check_quantile(bound.get("q"))
     rows = {
         name: value._values if isinstance(value, FlatBatch) else value
         for name, value in bound.items()
     }
     return like(batch, _call(entry, rows | {"dim": dim - 1}))
+
+
+def _check_quantile(q: Any) -> None:
+    if isinstance(q, Tensor) and q.dim():
+        got, rule = "several quantiles of features", "a number for features"
+        fix = "pass each, e.g. torch.stack([r.quantile(q, -1) for q in qs.tolist()], -1)"
+        raise ArgumentTypeError("q", got, rule, fix)
 
 
 def _call(entry: Entry, bound: Options) -> Any:

@@ -27,14 +27,17 @@ from raglane.ragged.face.entry import (
 from raglane.segments.indexing import take_rows
 
 _ALL = slice(None)
+_FAR = 2**62  # beyond each step; an offset plus it is still an int64
 
 
 def index(batch: Any, key: Any) -> Any:
     """Return ``batch[key]`` for a tuple, an ellipsis, None or a ragged mask."""
     if type(key) is tuple and len(key) == 2 and _is_all(key[0]) and isinstance(key[1], slice):
         return batch if _is_all(key[1]) else _slice(batch, key[1])  # the commonest
-    if isinstance(key, FlatBatch):
-        return _masked(batch, key)
+    return _masked(batch, key) if isinstance(key, FlatBatch) else _index(batch, key)
+
+
+def _index(batch: Any, key: Any) -> Any:
     sequences, steps, *features = _expanded(batch, key if isinstance(key, tuple) else (key,))
     if isinstance(sequences, FlatBatch):
         batch, sequences = _masked(batch, sequences), _ALL
@@ -130,21 +133,27 @@ def _masked(batch: Any, mask: FlatBatch) -> Any:
     return batch._build(take_rows(batch._values, rows), lengths.cpu())
 
 
-def _slice(batch: Any, steps: slice) -> Any:
-    """Return the same steps of each sequence, those that it has."""
+def _ends_of(steps: slice) -> list[int | None]:
+    """Return start, stop and stride of a slice, or raise if it is none of steps."""
     try:
-        start, stop, stride = (
-            None if part is None else operator.index(part)
+        ends = [
+            None if part is None else max(-_FAR, min(operator.index(part), _FAR))
             for part in (steps.start, steps.stop, steps.step)
-        )
+        ]
     except TypeError as error:
         rule = "a slice of integers"
         raise ArgumentTypeError(
             "index of the steps", quote(steps), rule, "pass r[:, 2:5]"
         ) from error
-    if stride is not None and stride < 1:
+    if ends[2] is not None and ends[2] < 1:
         fix = "call r.flip(1) to reverse the steps"
         raise ArgumentError("index of the steps", quote(steps), "a slice with a step above 0", fix)
+    return ends
+
+
+def _slice(batch: Any, steps: slice) -> Any:
+    """Return the same steps of each sequence, those that it has."""
+    start, stop, stride = _ends_of(steps)
     # NumPy's operations have a third of torch's overhead.
     can_read = batch._is_on_host() and not is_transformed(batch._offsets)
     kind: Any = np if can_read else torch
