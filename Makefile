@@ -69,7 +69,7 @@ $(VENV)/.demo: $(VENV)/.torch $(INSTALLED)
 	@touch $@
 
 $(READY): $(VENV)/.torch $(INSTALLED)
-	$(WITH_TORCH) $(INSTALL) --editable '.[data,text,cli,train,logs,tune,demo,plot,report,sklearn,serve,dev,docs]'
+	$(WITH_TORCH) $(INSTALL) --editable '.[data,excel,sound,text,cli,train,logs,tune,demo,plot,report,sklearn,serve,dev,docs]'
 	@touch $(READY)
 
 demo: $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)

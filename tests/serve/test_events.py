@@ -48,6 +48,6 @@ def test_events_of_random_sequences(seed: int) -> None:
 def test_mistakes() -> None:
     for options in ({"start": 2}, {"end": -1}, {"start": 0.2, "end": 0.3}, {"least": 0}):
         with pytest.raises(ArgumentError):
-            Events(**options)  # type: ignore[arg-type]
+            Events(**options)
     with pytest.raises(ArgumentTypeError, match="probabilities must be one number per frame"):
         rl.serve.Events().push("abc")
