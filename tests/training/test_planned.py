@@ -62,7 +62,7 @@ def test_batches_are_those_of_the_plan(data: Path, planned: dict[str, Any]) -> N
     )
     assert planned["lengths"].tolist() == [i % 7 + 1 for i in range(160)]
     assert (planned["layer"].hidden_size, planned["layer"].num_layers) == (5, 2)
-    assert (planned["threads"], planned["ranks"]) == ([torch.get_num_threads()], 1)
+    assert (planned["threads"], planned["processes"]) == ([torch.get_num_threads()], 1)
     assert {row.backend for row in found.rows} == {"cpu"}
     settings, why = plan_batches(replace(chosen, batch_elements=9), training, "batch_elements")
     best = planned["found"].best_by_elements
@@ -80,7 +80,7 @@ def test_ranks_share_a_batch_that_is_planned_for_one(data: Path, planned: dict[s
     training = read(data)
     chosen = Settings(cell="lstm", hidden_size=5, num_layers=2, processes=2)
     settings, why = plan_batches(chosen, training)
-    assert (planned["ranks"], planned["threads"]) == (
+    assert (planned["processes"], planned["threads"]) == (
         2,
         [max(len(os.sched_getaffinity(0)) // 2, 1)],
     )
