@@ -1,7 +1,7 @@
 """Folders: of recordings or texts, of which each file is a sequence, or of parts of one table.
 
 The class of a sequence is the folder of its file, a part of the file's name (``label_from_name``),
-or in a table beside the files, with a column of their names; tables may have a column of labels of
+or in a table in the same folder, with a column of their names; tables may have a column of labels of
 their own. Files with a column of ids are parts of one table. A folder whose texts are classes, with
 a sequence per line, is read by :mod:`raglane.data.formats.text`.
 """
@@ -46,7 +46,7 @@ _ARRAYS = (".npy", ".npz")
 _SOUNDS = (".wav", ".flac", ".ogg", ".aiff", ".aif")
 _TEXTS = (".txt", "")
 _KNOWN = (*_TABLES, *_ARROW, *_ARRAYS, *_SOUNDS, *_TEXTS)
-# Names of a table of labels beside files of the same kind.
+# Names of a table of labels in a folder of files of the same kind.
 _LABEL_TABLES = ("labels", "label", "reference", "metadata", "meta", "targets", "annotations")
 # Folders that are parts of the data, and a folder without labels.
 _PARTS = ("train", "training", "test", "testing", "valid", "validation", "val", "dev", "eval")

@@ -310,6 +310,29 @@ def _module_of(factory: Callable[[int, int], Any], input_size: int, hidden_size:
     return module
 
 
+def _check_attributes(module: Any) -> None:
+    """Check that a module has sizes and a step."""
+    is_cell = isinstance(module, nn.RNNCellBase) or callable(getattr(module, "step", None))
+    missing = [
+        name
+        for name in ("input_size", "hidden_size")
+        if not isinstance(getattr(module, name, None), int)
+    ]
+    if isinstance(module, nn.Module) and is_cell and not missing:
+        return
+    for name in missing:
+        if hasattr(module, name):
+            # E.g. the sizes of several states.
+            got = quote(getattr(module, name))
+            rule = "a whole number; initial_state(batch_size) returns states of other sizes"
+            fix = f"set {name} to the size of the output, and add initial_state"
+            raise ArgumentTypeError(f"{type(module).__name__}.{name}", got, rule, fix)
+    absent = missing if is_cell else ["step(x_t, state)", *missing]
+    got = f"a {type(module).__name__} without {', '.join(absent)}"
+    rule = "a module with input_size, hidden_size and step(x_t, state) -> (output, state)"
+    raise ArgumentTypeError("cell", got, rule, "add the missing attributes")
+
+
 def _checked(module: Any) -> Any:
     """Return the module if it is a valid cell."""
     if isinstance(module, RecurrentLayer | nn.RNNBase):
@@ -324,24 +347,7 @@ def _checked(module: Any) -> Any:
             raise ArgumentTypeError(
                 f"{type(module).__name__}.{name}", got, "a method", "give it another name"
             )
-    is_cell = isinstance(module, nn.RNNCellBase) or callable(getattr(module, "step", None))
-    missing = [
-        name
-        for name in ("input_size", "hidden_size")
-        if not isinstance(getattr(module, name, None), int)
-    ]
-    if not isinstance(module, nn.Module) or not is_cell or missing:
-        for name in missing:
-            if hasattr(module, name):
-                # E.g. the sizes of several states.
-                got = quote(getattr(module, name))
-                rule = "a whole number; initial_state(batch_size) returns states of other sizes"
-                fix = f"set {name} to the size of the output, and add initial_state"
-                raise ArgumentTypeError(f"{type(module).__name__}.{name}", got, rule, fix)
-        lacking = "" if is_cell else "step(x_t, state)"
-        got = f"a {type(module).__name__} without {', '.join([*filter(None, [lacking]), *missing])}"
-        rule = "a module with input_size, hidden_size and step(x_t, state) -> (output, state)"
-        raise ArgumentTypeError("cell", got, rule, "add the missing attributes")
+    _check_attributes(module)
     for name in ("input_size", "hidden_size", "output_size"):
         if hasattr(module, name):
             check_count(f"{type(module).__name__}.{name}", getattr(module, name))
