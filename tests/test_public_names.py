@@ -43,7 +43,7 @@ from raglane.ragged.face.table import methods
             "Picture attention gates histogram lanes norms packed padded schedules theme waste",
         ),
         (rl.export, "aot_inductor copy_operators onnx"),
-        (rl.serve, "Engine Stream deployment"),
+        (rl.serve, "AsyncClient Client Engine Events Stream deployment"),
         (rl.testing, "assert_close"),
     ],
 )

@@ -120,7 +120,7 @@ def test_a_missing_value_is_named_by_its_row_in_the_file(
     ("text", "options", "flag"),
     [
         ("id,x,y,z\n1,1,a,b\n", [], "Name one with --label-column."),
-        ("id,y\n1,a\n", [], "name it with --feature-column."),
+        ("id,y\n1,a\n", [], "name it with --feature-column; without labels, pass --task forecast."),
         ("id,time,x,y\n1,noon at 12,1,a\n", [], "name another column with --time-column"),
         ("id,x,y\n1,1,a\n1,2,b\n", ["--label-column", "y"], "pass --task tag"),
         ("id,x,y\n1,1,a\n", [], "hold nothing out with --validation-fraction 0."),

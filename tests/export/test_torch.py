@@ -313,7 +313,7 @@ def test_examples_that_say_too_little_are_refused() -> None:
             "example must be the same number in each batch, got 2 and 1 sequences",
         ),
         ((batch, torch.zeros(2, 2, 4)), r"example must be .*got hx of shape \(2, 2, 4\)"),
-        ((batch, None, None, batch, batch, batch, batch), "example must be .*, got 7 arguments"),
+        ((batch, *[None] * 2, *[batch] * 5), "example must be .*, got 8 arguments"),
     ]
     for example, words in refused:
         with pytest.raises((ArgumentError, ArgumentTypeError), match=words):

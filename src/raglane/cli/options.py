@@ -424,7 +424,7 @@ Format = Annotated[
     option(
         "Format of the data.",
         DATA,
-        metavar="ts|parquet|arrow|jsonl|npz|csv|text|folder",
+        metavar="ts|parquet|arrow|jsonl|npz|csv|arff|xlsx|conll|text|folder",
         show_default="by suffix",
     ),
 ]

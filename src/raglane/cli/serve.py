@@ -138,22 +138,14 @@ def serve(
     """
     for module in ("fastapi", "uvicorn", "websockets", "prometheus_client", "jinja2"):
         require(module, "serve")
-    if not 0 <= port < 2**16:
-        raise ArgumentError("port", quote(port), "a number from 0 to 65535", "pass e.g. 8000")
-    if not 0 <= drain < float("inf"):
-        raise ArgumentError(
-            "drain", quote(drain), "a finite number of seconds, at least 0", "pass e.g. 30"
-        )
+    _check_numbers(port, drain)
     secret = _token(token_file)
     family, where = _address(host, port)
     allowed = _allowed(host, where[0], allow_host or [], secret)
     runs = runs or []
     names = _names(runs)
     specs = _specs(model or [], names)
-    if not names and not specs:
-        raise ArgumentError("RUN", "none", "a run, or --model", "pass e.g. runs/vowels")
-    if features is not None and not specs:
-        raise ArgumentError("features", str(features), "passed with --model", "leave it out")
+    _check_models(names, specs, features)
     import torch
 
     from raglane.runs.run import load
@@ -184,9 +176,8 @@ def serve(
         where = listener.getsockname()
         shown_host = f"[{where[0]}]" if ":" in where[0] else where[0]
         address = f"http://{shown_host}:{where[1]}"
-        for name, served in app.state.server.served.items():
-            reason = f", whole sequences only: {served.reason}" if served.reason else ""
-            log(f"model: {name} ({tasks.get(name, 'module')}){reason}")
+        for line in _served(app, tasks):
+            log(line)
         if secret is None and not is_loopback(where[0]):
             log(
                 f"note: other machines can connect, and need no token; --token-file or {_TOKEN} sets one"
@@ -194,6 +185,32 @@ def serve(
         code = _run(app, listener, drain, lambda: log(f"serving: {address}"))
     if code:
         raise typer.Exit(code)
+
+
+def _check_numbers(port: int, drain: float) -> None:
+    if not 0 <= port < 2**16:
+        raise ArgumentError("port", quote(port), "a number from 0 to 65535", "pass e.g. 8000")
+    if not 0 <= drain < float("inf"):
+        raise ArgumentError(
+            "drain", quote(drain), "a finite number of seconds, at least 0", "pass e.g. 30"
+        )
+
+
+def _check_models(names: list[str], specs: dict[str, str], features: int | None) -> None:
+    """Check that there is a model, and that ``--features`` belongs to one."""
+    if not names and not specs:
+        raise ArgumentError("RUN", "none", "a run, or --model", "pass e.g. runs/vowels")
+    if features is not None and not specs:
+        raise ArgumentError("features", str(features), "passed with --model", "leave it out")
+
+
+def _served(app: FastAPI, tasks: dict[str, str]) -> list[str]:
+    """Return a line for each model of a server."""
+    lines = []
+    for name, served in app.state.server.served.items():
+        reason = f", whole sequences only: {served.reason}" if served.reason else ""
+        lines.append(f"model: {name} ({tasks.get(name, 'module')}){reason}")
+    return lines
 
 
 def _specs(models: list[str], names: list[str]) -> dict[str, str]:
