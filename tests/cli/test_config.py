@@ -19,6 +19,7 @@ import raglane as rl
 from commands import FAST, Capsys, fails, prints, tree, write_steps
 from raglane.cli import main
 from raglane.cli.app import app
+from raglane.cli.once import whole_names
 from raglane.data import FORMATS
 from raglane.data.records import ROLES
 from raglane.runs.configuration import key_of, run_config
@@ -286,3 +287,28 @@ def test_the_help_is_wrapped_by_the_terminal_and_leaves_nothing_out(
     ]
     for paragraph in (inspect.getdoc(command.callback.__wrapped__) or "").split("\n\n"):
         assert " ".join(paragraph.split()) in lines
+
+
+def test_names_of_options_may_be_shortened() -> None:
+    flags = [
+        "--output",
+        "--bidirectional",
+        "--no-bidirectional",
+        "--batch-size",
+        "--batch-elements",
+    ]
+    words = [
+        "--out",
+        "a",
+        "--outp=b",
+        "--no-bi",
+        "--batch-s",
+        "2",
+        "--batch",
+        "--x",
+        "-o",
+        "--",
+        "--out",
+    ]
+    expected = ["--output", "a", "--output=b", "--no-bidirectional", "--batch-size", "2"]
+    assert whole_names(words, flags) == [*expected, "--batch", "--x", "-o", "--", "--out"]

@@ -1,7 +1,8 @@
 """Commands whose options of columns are given once: of several, the last would replace the others
 silently.
 
-Other options may be given again, to change those of a script.
+Other options may be given again, to change those of a script. A name may be shortened while no
+other option begins with the same letters: ``--out`` is ``--output``.
 """
 
 from __future__ import annotations
@@ -32,7 +33,29 @@ class OnceCommand(TyperCommand):
             and not getattr(parameter, "multiple", False)
             and not getattr(parameter, "is_flag", False)
         }
-        return super().parse_args(ctx, given_once(args, single))
+        flags = [
+            flag
+            for parameter in self.params
+            for flag in (*parameter.opts, *parameter.secondary_opts)
+            if flag.startswith("--")
+        ]
+        return super().parse_args(ctx, given_once(whole_names(args, flags), single))
+
+
+def whole_names(arguments: list[str], flags: list[str]) -> list[str]:
+    """Return arguments in which each shortened name of an option is whole, if one option alone
+    begins with it.
+    """
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return [*(_whole_name(word, flags) for word in arguments[:end]), *arguments[end:]]
+
+
+def _whole_name(word: str, flags: list[str]) -> str:
+    name, mark, value = word.partition("=")
+    if len(name) < len("--x") or not name.startswith("--") or name in flags:
+        return word
+    matching = [flag for flag in flags if flag.startswith(name)]
+    return matching[0] + mark + value if len(matching) == 1 else word
 
 
 def given_once(arguments: list[str], single: set[str]) -> list[str]:
