@@ -74,13 +74,13 @@ def _compare_ragged(actual: Any, expected: Any, place: str, options: dict[str, A
     if type(actual) is not type(expected):
         kinds = f"a {type(actual).__name__}, expected a {type(expected).__name__}"
         raise AssertionError(f"{place}{kinds}")
-    lengths, others = actual.lengths_cpu, expected.lengths_cpu
-    if not torch.equal(lengths, others):
-        text = f"lengths {lengths.tolist()}, expected {others.tolist()}"
+    lengths = actual.lengths_cpu
+    if not torch.equal(lengths, expected.lengths_cpu):
+        text = f"lengths {lengths.tolist()}, expected {expected.lengths_cpu.tolist()}"
         raise AssertionError(f"{place}{text}")
-    values, wanted = actual.values, expected.values
+    values = actual.values
     try:
-        torch.testing.assert_close(values, wanted, **options)
+        torch.testing.assert_close(values, expected.values, **options)
     except AssertionError as error:
         where = _first_difference(actual, expected, options)
         raise AssertionError(f"{place}{where}{error}") from None

@@ -211,7 +211,9 @@ class Targets:
     @property
     def kind(self) -> str:
         """The kind of the targets, as in :data:`raglane.tasks.TASKS`."""
-        return "numbers" if self.is_numbers else "sequence" if self.ordered else "set"
+        if self.is_numbers:
+            return "numbers"
+        return "sequence" if self.ordered else "set"
 
     def select(self, rows: npt.NDArray[np.int64], elements: npt.NDArray[np.int64]) -> Targets:
         """Return the targets of some sequences, by their rows and the flat indices of their
@@ -230,8 +232,10 @@ def kinds_of(labels: Iterable[str]) -> tuple[str, ...]:
 def _kind_of(label: str) -> str:
     if label.lower() in ("true", "false"):
         return "truth values" if label.islower() else "truth values with a capital"
-    found = _NUMBER.fullmatch(label)
-    return "texts" if found is None else "fractions" if found[2] else "whole numbers"
+    number = _NUMBER.fullmatch(label)
+    if number is None:
+        return "texts"
+    return "fractions" if number[2] else "whole numbers"
 
 
 @dataclass(frozen=True, eq=False)
