@@ -65,7 +65,7 @@ def test_a_second_process_is_refused_until_the_first_is_killed(
         fails(
             train,
             capsys,
-            "out must be ",
+            "output must be ",
             f"in which process {process.pid} on",
             " writes",
             "Wait until that process has ended",

@@ -96,11 +96,10 @@ CASES = [
         for given, near in [
             ("--task regres", "regress"),
             ("--cell gruu", "gru"),
-            ("--cell GRU", "gru"),
             ("--pooling avg", "mean"),
             ("--learning-rate 1", "--lr"),
             ("--batch 3", "--batch-size"),
-            ("--bidir", "--bidirectional"),
+            ("--bi-directional", "--bidirectional"),
             ("--layers 2", "--num-layers"),
             ("--n-epochs 3", "--epochs"),
             ("--label kind", "--label-column"),

@@ -70,7 +70,7 @@ def test_mistakes_leave_nothing(capsys: Capsys) -> None:
     _words("words.jsonl")
     for arguments, pieces in (
         (["words.jsonl"], ["IN... OUT", "raglane convert words.jsonl OUT"]),
-        (["words.jsonl", "out", "--on-bad-row", "drop"], ["--on-bad-row", "one of fail, skip"]),
+        (["words.jsonl", "out", "--on-bad-row", "drop"], ["--on-bad-row", "one of raise, skip"]),
         (["words.jsonl", "out", "--task", "sort"], ["--task"]),
         (["words.jsonl", "out", "--task", "regress"], ["label column", "--label-column"]),
         (["words.jsonl", "words.jsonl"], ["words.jsonl", "a file"]),

@@ -371,13 +371,11 @@ def _raw(where: str, *lines: str, path: str = "/stream") -> tuple[socket.socket,
 
 def _until_close(link: socket.socket, data: bytes = b"") -> tuple[int, bytes]:
     """Return the code of the close frame, and all that came before it."""
-    while True:
+    while (at := data.find(b"\x88")) < 0 or len(data) < at + 4:
         part = link.recv(1 << 16)
-        data += part
-        at = data.find(b"\x88")
-        if at >= 0 and len(data) >= at + 4:
-            return struct.unpack("!H", data[at + 2 : at + 4])[0], data[:at]
         assert part, data
+        data += part
+    return struct.unpack("!H", data[at + 2 : at + 4])[0], data[:at]
 
 
 def _frame(first: int, payload: bytes, mask: bytes | None = b"\x05\x06\x07\x08") -> bytes:

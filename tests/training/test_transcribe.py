@@ -452,7 +452,7 @@ def test_sequences_too_short_for_ctc(capsys: Capsys, tmp_path: Path) -> None:
         (["--task", "transcribe", "--class-weights", "balanced"], "--class-weights must be none"),
         (
             ["--task", "transcribe", "--too-long", "chunk", "--batch-elements", "50"],
-            "whose targets cannot be split",
+            "whose targets cannot be cut",
         ),
         (
             ["--task", "transcribe", "--label-split", "syllables"],

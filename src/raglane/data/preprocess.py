@@ -235,7 +235,7 @@ class Preprocessor:
 
     @property
     def ignores(self) -> bool:
-        """True if elements with the label -100 do not count: of whole numbers per element."""
+        """True if elements with the label -100 do not count, as for whole numbers per element."""
         facts = TASKS[self.task]
         is_per_element = facts.label == "class" and facts.per == "element"
         return is_per_element and encoders.ignores(self.labels or ())

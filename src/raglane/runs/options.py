@@ -80,7 +80,7 @@ class FitOptions(ColumnOptions, total=False):
     missing: Literal["raise", "zero", "forward", "elapsed"]
     checkpoint_minutes: float
     device: Literal["auto", "cpu", "cuda"]
-    ranks: int
+    processes: int
     engine: Literal["processes", "ray"]
     threads: int | None
     workers: int

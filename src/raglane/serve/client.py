@@ -143,7 +143,7 @@ class Client:
             raise
 
     def open(self, state: State | None = None) -> ClientStream:
-        """Open a stream, or continue one from the state of :meth:`ClientStream.state`."""
+        """Open a stream, or continue one from what ``state()`` of a stream returned."""
         stream, message = self._streams.open(state)
         self._send(lambda: [message])
         return ClientStream(self, stream)
@@ -217,7 +217,7 @@ class AsyncClientStream:
         return rows
 
     async def state(self) -> State:
-        """See :meth:`ClientStream.state`."""
+        """See ``state`` of a stream of :class:`Client`."""
         stream = self._stream
         stream.asked = True
         await self._client._send(self._client._streams.request(stream))

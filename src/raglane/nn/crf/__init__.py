@@ -279,8 +279,10 @@ def _reduced(each: Tensor, reduction: LabelReduction) -> Tensor:
     check_label_reduction(reduction)
     if reduction == "none":
         return each
-    # Not a mean, which is NaN for no sequences.
-    return each.sum() if reduction == "sum" else each.sum() / torch.sym_max(each.shape[0], 1)
+    if reduction == "sum":
+        return each.sum()
+    # A mean would be NaN for no sequences.
+    return each.sum() / torch.ones_like(each).sum().clamp(min=1)
 
 
 def _chains() -> Any:

@@ -186,8 +186,8 @@ class RecurrentLayer(Stack):
             resets: as in a call.
 
         Returns:
-            The output and the final state of a call, and a list with the states of each layer: a
-            Ragged ``(N, directions * size)``, or a tuple of them, ``(h, c)`` for an LSTM.
+            ``(output, final, states)``. The first two are those of a call. ``states`` has for each
+            layer a Ragged ``(N, directions * size)``, or a tuple of them, ``(h, c)`` for an LSTM.
 
         Raises:
             RaglaneError: as in a call.
