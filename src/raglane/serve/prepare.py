@@ -504,7 +504,7 @@ class _Tracing:
                 name = names[id(module)]
                 kind = type(module._whole[0] if isinstance(module, _Cut) else module).__name__
             called = trace.tb_frame.f_code.co_name
-            is_method = isinstance(module, _Stream) and hasattr(module, called)
+            is_method = isinstance(module, _Stream) and hasattr(type(module), called)
             if is_method and isinstance(error, Refused) and called != "map":
                 where = where or f"its call of Ragged.{called}: "
             trace = trace.tb_next
