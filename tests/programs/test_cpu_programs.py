@@ -218,7 +218,12 @@ def test_a_sequence_has_the_same_bits_alone(dtype: torch.dtype, isa: str, use: U
         torch.set_num_threads(2)
 
 
-def test_columns_of_a_wider_tensor_are_read_where_they_are(use: Use) -> None:
+@pytest.mark.parametrize("has_operators", [True, False])
+def test_columns_of_a_wider_tensor_are_read_where_they_are(
+    use: Use, has_operators: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_operators:
+        monkeypatch.setattr(library, "operators", lambda: None)
     use(flags=NO_TEAM | POISON)
     case = tensors_for(of_operation("add", 33), LENGTHS)
     (x,) = case.given["elements"]

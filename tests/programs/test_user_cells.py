@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from own_cells import Fixed, Halved, Moved, Whole
 from raglane.cells.module import ModuleCell
+from raglane.native import library
 from raglane.programs.compiled import Wanted
 from raglane.programs.graph import Refused
 from raglane.programs.step import Step
@@ -451,7 +452,12 @@ PRODUCTS: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_weights_of_any_strides(name: str) -> None:
+@pytest.mark.parametrize("has_operators", [True, False])
+def test_weights_of_any_strides(
+    name: str, has_operators: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_operators:
+        monkeypatch.setattr(library, "operators", lambda: None)
     module: Any = Parameters()
     module.square = nn.Parameter(
         torch.randn(4, 4, dtype=torch.float64).t()
@@ -462,6 +468,22 @@ def test_weights_of_any_strides(name: str) -> None:
     run = PRODUCTS[name]
     module.step = lambda x_t, state: ((new := (run(module, state) + module.input(x_t)).tanh()), new)
     agree(module_cell(module), module, (4,), 4, need_states=True)
+
+
+def test_an_operand_of_more_whole_results_than_pieces() -> None:
+    """They are copied side by side."""
+    module: Any = Parameters()
+    module.join = nn.Linear(20 * 4, 4, dtype=torch.float64)
+
+    def step(x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        mixed = module.input(x_t) + state
+        joined = torch.cat([torch.tanh(mixed * (1 + part)) for part in range(20)], 1)
+        new = module.join(joined).tanh()
+        return new, new
+
+    module.of = lambda _: 0
+    module.step = step
+    agree(module_cell(module), module, (4,), 4)
 
 
 @pytest.mark.parametrize(
