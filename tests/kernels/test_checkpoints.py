@@ -31,6 +31,7 @@ from cpu_networks import (
 )
 from raglane.kernels import reference
 from raglane.kernels.cpu.backend import BACKEND
+from raglane.native import library
 
 
 def checkpointed(every: int, inner: Any = BACKEND) -> Any:
@@ -155,11 +156,16 @@ def test_a_graph_that_is_kept_and_a_second_derivative() -> None:
         assert torch.autograd.gradgradcheck(run, order, fast_mode=True)
 
 
+@pytest.mark.parametrize("has_operators", [True, False])
 @pytest.mark.parametrize("directions", [1, 2])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
-def test_saved_tensors(cell: str, layers: int, directions: int) -> None:
+def test_saved_tensors(
+    cell: str, layers: int, directions: int, has_operators: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An LSTM saves outputs and c, other cells only outputs: a unit is N * H numbers."""
+    if not has_operators:
+        monkeypatch.setattr(library, "operators", lambda: None)
     network = make(cell, [50, 30, 0, 20], (16, 64, 0), layers, directions).map(Tensor.float)
     unit = 4 * 100 * 64 * directions * layers
     for every, least, most in (
