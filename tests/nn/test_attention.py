@@ -245,3 +245,17 @@ def test_wrong_arguments() -> None:
             own(*given)
     with pytest.raises(ArgumentError, match="must be called outside of torch"):
         torch.export.export(rl.nn.Attention(4, 2), (query,))
+
+
+def test_torch_gets_the_same_layout_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some processors the bits of its attention depend on strides."""
+    plain = torch.nn.functional.scaled_dot_product_attention
+    calls = []
+
+    def checked(*tensors: Tensor, **options: Any) -> Tensor:
+        calls.append(all(tensor.is_contiguous() for tensor in tensors))
+        return plain(*tensors, **options)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", checked)
+    rl.nn.Attention(4, 2).eval()(rl.Ragged([torch.randn(length, 4) for length in (3, 1, 5)]))
+    assert calls == [True] * 3

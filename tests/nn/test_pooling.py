@@ -176,3 +176,14 @@ def test_compiles_without_a_break(name: str) -> None:
 def test_refuses(call: Callable[[], object], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         call()
+
+
+def test_attention_takes_no_product_of_torch_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On some processors the bits of torch's products depend on the number of rows."""
+    batch = rl.Ragged([torch.randn(length, 6) for length in (3, 1, 4)])
+    pooling = AttentionPooling(6, num_heads=2)
+    expected = pooling(batch)
+    monkeypatch.setattr(torch.nn.functional, "linear", None)
+    torch.testing.assert_close(pooling.eval()(batch), expected)
+    with pytest.raises(TypeError, match="not callable"):
+        pooling.train()(batch)
