@@ -73,7 +73,7 @@ def test_outputs_states_and_gradients_are_those_of_the_reference(
 )
 def test_printed_random_programs(script: Script, first: int) -> None:
     """Every operation, on operands in several pieces, repeated columns and numbers."""
-    count = 20 if first else 1
+    count = 20 if first else 4
     found = _interpreted(script, *[("of_a_program", seed) for seed in range(first, first + count)])
     assert sum(map(bool, found)) > count / 2
     assert max(max(errors, default=0) for errors in found) < 1e-3
@@ -179,7 +179,7 @@ def test_batches_without_chunks() -> None:
     "first", [0, *(pytest.param(number, marks=slow) for number in range(1, 61, 20))]
 )
 def test_random_linear_programs_in_chunks(script: Script, first: int) -> None:
-    count = 20 if first else 1
+    count = 20 if first else 4
     errors = _interpreted(
         script, *[("of_a_linear_program", seed) for seed in range(first, first + count)]
     )

@@ -15,12 +15,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from fnmatch import fnmatch
 from pathlib import Path
+from signal import SIGABRT, SIGBUS, SIGFPE, SIGSEGV
 
 from faults.copies import Copy
 from faults.place import Fault, NoPlaceError, all_faults
 
 # Exit codes of pytest.
 _PASSED, _FAILED = 0, 1
+# Exit codes of a process that a fault in memory ended; in parallel runs the test fails.
+_CRASHES = {-number: number.name for number in (SIGSEGV, SIGBUS, SIGABRT, SIGFPE)}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -136,6 +139,9 @@ def _play(right: Copy, name: str, fault: Fault, change: tuple[str, str], tests: 
     ]
     # Pytest ends with the same code if no test failed but the process did.
     is_noticed = code == _FAILED and bool(failed)
+    if code in _CRASHES:
+        print(f"noticed: {name}, by {_CRASHES[code]} in {fault.tests}", flush=True)
+        return True
     if is_noticed:
         told = f"noticed: {name}, by {failed[0][1].removeprefix('tests/')}"
     elif code == _PASSED:
