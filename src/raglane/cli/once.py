@@ -35,7 +35,7 @@ class OnceCommand(TyperCommand):
         }
         flags = [
             flag
-            for parameter in self.params
+            for parameter in self.get_params(ctx)  # --help too
             for flag in (*parameter.opts, *parameter.secondary_opts)
             if flag.startswith("--")
         ]

@@ -185,16 +185,11 @@ def _show_all(context: typer.Context, is_given: bool) -> None:
     """Print the help page with all options, and exit."""
     if not is_given:
         return
-    left_out: list[Any] = [
-        parameter for parameter in context.command.params if getattr(parameter, "hidden", False)
-    ]
-    for parameter in left_out:
-        parameter.hidden = False
-    try:
-        typer.echo(context.get_help(), color=context.color)
-    finally:
-        for parameter in left_out:
-            parameter.hidden = True
+    whole = copy.copy(context.command)
+    whole.params = [copy.copy(parameter) for parameter in whole.params]
+    for parameter in whole.params:
+        parameter.hidden = False  # type: ignore[attr-defined]
+    typer.echo(whole.get_help(context), color=context.color)
     raise typer.Exit
 
 
