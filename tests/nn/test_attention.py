@@ -249,7 +249,7 @@ def test_wrong_arguments() -> None:
 
 def test_torch_gets_the_same_layout_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """On some processors the bits of its attention depend on strides."""
-    plain = torch.nn.functional.scaled_dot_product_attention
+    plain: Any = torch.nn.functional.scaled_dot_product_attention
     calls = []
 
     def checked(*tensors: Tensor, **options: Any) -> Tensor:
