@@ -134,7 +134,7 @@ class ColumnNames:
     )
     on_bad_row: str = option(
         "raise",
-        "fail: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
+        "raise: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
         DATA,
         choices=("raise", "skip"),
     )
