@@ -34,9 +34,12 @@ _WAYS: dict[str, tuple[str, str]] = {
     **dict.fromkeys((".nc", ".cdf"), ("NetCDF", "read it with xarray, and write a table")),
     ".mat": ("a file of MATLAB", "read it with scipy.io.loadmat; " + _ARRAYS),
     ".npy": ("one array", _ARRAYS + ", or pass a folder with an array per sequence"),
-    ".wav": ("one recording", "pass the folder, in which each file is a sequence"),
     **dict.fromkeys(
-        (".mp3", ".flac", ".ogg", ".m4a"),
+        (".wav", ".flac", ".ogg", ".aiff", ".aif"),
+        ("one recording", "pass the folder, in which each file is a sequence"),
+    ),
+    **dict.fromkeys(
+        (".mp3", ".m4a"),
         ("compressed sound", "write .wav, and pass the folder, in which each file is a sequence"),
     ),
     ".dta": ("a file of Stata", _PANDAS.format("read_stata")),
