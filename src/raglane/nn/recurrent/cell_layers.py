@@ -116,7 +116,37 @@ class CellLayer(RecurrentLayer):
         )
 
 
-class PeepholeLSTM(CellLayer):
+class _ClampedLSTM(CellLayer):
+    """The base of LSTMs that clamp the arguments of gates and candidate if ``clip`` is given."""
+
+    if TYPE_CHECKING:
+        __call__: Call[tuple[Tensor, Tensor]]
+        step: Step[tuple[Tensor, Tensor]]
+
+    _own: ClassVar[dict[str, Any]] = {"clip": None}
+    clip: float | None
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        clip: float | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        self.clip = clip
+        first = (input_size, hidden_size, num_layers, bias, batch_first, dropout)
+        super().__init__(*first, bidirectional, device, dtype, **options)
+
+
+class PeepholeLSTM(_ClampedLSTM):
     """The LSTM with peepholes on ragged batches: its gates also read the memory.
 
     :doc:`/cells` has the equations and the paper,
@@ -130,37 +160,11 @@ class PeepholeLSTM(CellLayer):
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
 
-    if TYPE_CHECKING:
-        __call__: Call[tuple[Tensor, Tensor]]
-        step: Step[tuple[Tensor, Tensor]]
-
-    _own: ClassVar[dict[str, Any]] = {"clip": None}
-    clip: float | None
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        clip: float | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        self.clip = clip
-        first = (input_size, hidden_size, num_layers, bias, batch_first, dropout)
-        super().__init__(*first, bidirectional, device, dtype, **options)
-
     def _make_cell(self) -> CellSpec:
         return cells.PeepholeLSTM(check_clip(self.clip))
 
 
-class CoupledLSTM(CellLayer):
+class CoupledLSTM(_ClampedLSTM):
     """The LSTM with coupled gates on ragged batches: its input gate is ``1 - f``.
 
     :doc:`/cells` has the equations and the paper,
@@ -173,32 +177,6 @@ class CoupledLSTM(CellLayer):
         >>> out.values.shape, h.shape
         (torch.Size([7, 8]), torch.Size([2, 2, 4]))
     """
-
-    if TYPE_CHECKING:
-        __call__: Call[tuple[Tensor, Tensor]]
-        step: Step[tuple[Tensor, Tensor]]
-
-    _own: ClassVar[dict[str, Any]] = {"clip": None}
-    clip: float | None
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        num_layers: int = 1,
-        bias: bool = True,
-        batch_first: bool = False,
-        dropout: float = 0.0,
-        bidirectional: bool = False,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        clip: float | None = None,
-        **options: Unpack[Options],
-    ) -> None:
-        self.clip = clip
-        first = (input_size, hidden_size, num_layers, bias, batch_first, dropout)
-        super().__init__(*first, bidirectional, device, dtype, **options)
 
     def _make_cell(self) -> CellSpec:
         return cells.CoupledLSTM(check_clip(self.clip))
