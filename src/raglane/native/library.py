@@ -222,62 +222,7 @@ def library() -> Library:
                 f"the cpu kernels at {path} have a struct {name} of {structs[name].size} bytes, but this version of"
                 f" raglane requires {size}. Reinstall raglane."
             )
-    text = ctypes.c_char_p
-    integer = ctypes.c_int64
-    pointer = ctypes.c_void_p
-    for name in (
-        "forward",
-        "backward",
-        "flatten",
-        "gather",
-        "scatter",
-        "run_program",
-        "outer_products",
-        "align",
-    ):
-        getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
-    for name in ("best_alignment", "soft_dtw", "soft_dtw_shares", "edits"):
-        getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
-    handle.raglane_run_stages.argtypes = [pointer, *[integer] * 4, text, integer]
-    for name in ("pack", "pack_program"):
-        getattr(handle, f"raglane_{name}").argtypes = [
-            text,
-            pointer,
-            ctypes.POINTER(integer),
-            text,
-            integer,
-        ]
-    handle.raglane_find_prefixes.argtypes = [
-        text,
-        ctypes.POINTER(pointer),
-        ctypes.POINTER(integer),
-        text,
-        integer,
-    ]
-    handle.raglane_take_prefixes.argtypes = [pointer, pointer, pointer, text, integer]
-    handle.raglane_apply.argtypes = [
-        integer,
-        integer,
-        integer,
-        pointer,
-        pointer,
-        integer,
-        text,
-        integer,
-    ]
-    handle.raglane_multiply_registers.argtypes = [
-        *[integer] * 4,
-        ctypes.POINTER(integer),
-        text,
-        integer,
-    ]
-    handle.raglane_describe_cell.argtypes = [integer, text, text, integer]
-    handle.raglane_few_elements.restype = handle.raglane_few_weights.restype = integer
-    handle.raglane_take_block.argtypes = [integer, ctypes.POINTER(integer)]
-    handle.raglane_take_block.restype = pointer
-    handle.raglane_give_block.argtypes = [pointer, integer]
-    handle.raglane_give_block.restype = None
-    handle.raglane_least_block.restype = integer
+    _declare(handle)
     numbers = _numbers(handle)
     if not numbers:
         raise MissingExtraError(
@@ -344,6 +289,66 @@ def _format(kind: str) -> str:
     if kind.startswith("char"):
         return f"{kind[5:-1]}s"
     return "d" if kind == "double" else "q"
+
+
+def _declare(handle: ctypes.CDLL) -> None:
+    """Set the types of the library's functions, which ``csrc/abi/raglane.h`` declares."""
+    text = ctypes.c_char_p
+    integer = ctypes.c_int64
+    pointer = ctypes.c_void_p
+    for name in (
+        "forward",
+        "backward",
+        "flatten",
+        "gather",
+        "scatter",
+        "run_program",
+        "outer_products",
+        "align",
+    ):
+        getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
+    for name in ("best_alignment", "soft_dtw", "soft_dtw_shares", "edits"):
+        getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
+    handle.raglane_run_stages.argtypes = [pointer, *[integer] * 4, text, integer]
+    for name in ("pack", "pack_program"):
+        getattr(handle, f"raglane_{name}").argtypes = [
+            text,
+            pointer,
+            ctypes.POINTER(integer),
+            text,
+            integer,
+        ]
+    handle.raglane_find_prefixes.argtypes = [
+        text,
+        ctypes.POINTER(pointer),
+        ctypes.POINTER(integer),
+        text,
+        integer,
+    ]
+    handle.raglane_take_prefixes.argtypes = [pointer, pointer, pointer, text, integer]
+    handle.raglane_apply.argtypes = [
+        integer,
+        integer,
+        integer,
+        pointer,
+        pointer,
+        integer,
+        text,
+        integer,
+    ]
+    handle.raglane_multiply_registers.argtypes = [
+        *[integer] * 4,
+        ctypes.POINTER(integer),
+        text,
+        integer,
+    ]
+    handle.raglane_describe_cell.argtypes = [integer, text, text, integer]
+    handle.raglane_few_elements.restype = handle.raglane_few_weights.restype = integer
+    handle.raglane_take_block.argtypes = [integer, ctypes.POINTER(integer)]
+    handle.raglane_take_block.restype = pointer
+    handle.raglane_give_block.argtypes = [pointer, integer]
+    handle.raglane_give_block.restype = None
+    handle.raglane_least_block.restype = integer
 
 
 def _numbers(handle: ctypes.CDLL) -> dict[str, int]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack, suppress
@@ -159,8 +160,6 @@ class Client:
         self.close()
 
     def _connect(self, tries: int = _TRIES) -> None:
-        import time
-
         from websockets.exceptions import WebSocketException
         from websockets.sync.client import connect
 
