@@ -247,6 +247,7 @@ def test_wrong_arguments() -> None:
         torch.export.export(rl.nn.Attention(4, 2), (query,))
 
 
+@pytest.mark.host
 def test_torch_gets_the_same_layout_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """On some processors the bits of its attention depend on strides."""
     plain: Any = torch.nn.functional.scaled_dot_product_attention

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.native.library import has_cell
 from raglane.nn.pooling import POOLINGS, AttentionPooling, Pooling, running
 from strategies import lengths
 
@@ -178,6 +179,8 @@ def test_refuses(call: Callable[[], object], error: type[Exception], says: str) 
         call()
 
 
+@pytest.mark.host
+@pytest.mark.skipif(not has_cell("mingru"), reason="the cpu kernels compute the products")
 def test_attention_takes_no_product_of_torch_in_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
     """On some processors the bits of torch's products depend on the number of rows."""
     batch = rl.Ragged([torch.randn(length, 6) for length in (3, 1, 4)])
