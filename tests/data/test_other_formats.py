@@ -16,6 +16,7 @@ import raglane as rl
 from raglane.cli import main
 from raglane.data import Columns, Dataset
 from raglane.data.formats import pick
+from raglane.data.formats.folder import _SOUNDS
 from raglane.data.formats.others import _WAYS
 from raglane.data.formats.pieces import sift
 from raglane.errors import DataError, MissingExtraError
@@ -140,6 +141,14 @@ def test_files_that_are_not_read_name_the_way(tmp_path: Path, suffix: str) -> No
     with pytest.raises(DataError) as error:
         rl.data.read(path)
     assert _WAYS[suffix][0] in str(error.value)
+
+
+@pytest.mark.parametrize("suffix", _SOUNDS)
+def test_a_recording_alone_names_the_folder(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(b"RIFF")
+    with pytest.raises(DataError, match=r"got one recording\. Pass the folder"):
+        rl.data.read(path)
 
 
 def test_content_decides_without_a_suffix(tmp_path: Path) -> None:
