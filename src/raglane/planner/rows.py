@@ -15,8 +15,8 @@ from torch import Tensor
 
 from raglane import nn
 from raglane._utils.memory import available_memory
-from raglane.data.lengths import longest_and_elements
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
+from raglane.data.prepare.lengths import longest_and_elements
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Floats, Integers, Profile, Way, at, cast, ways_of

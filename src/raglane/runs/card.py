@@ -15,7 +15,7 @@ from raglane._utils.files import write_files
 from raglane._utils.messages import argument, count_of, metric_words, shorten
 from raglane._utils.table import Table, escaped
 from raglane.data.dataset import Dataset
-from raglane.data.lengths import Distribution, summary
+from raglane.data.prepare.lengths import Distribution, summary
 from raglane.data.splitting import join_tokens
 from raglane.errors import DataError
 from raglane.planner import machine

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.messages import quote, require, shorten
-from raglane.data.conversion import Progress
+from raglane.data.store.conversion import Progress
 from raglane.errors import ArgumentError, MissingExtraError
 from raglane.training.folder import LOGS
 from raglane.training.settings import Settings

@@ -25,9 +25,9 @@ from raglane._utils.messages import (
     shorten,
 )
 from raglane.data.dataset import Dataset
-from raglane.data.encoders import END
 from raglane.data.holdout import elements_held_out
 from raglane.data.order import BatchLimit
+from raglane.data.prepare.encoders import END
 from raglane.data.splitting import join_tokens, split_texts
 from raglane.errors import ArgumentError, DataError
 from raglane.native.library import has_cell
