@@ -69,11 +69,6 @@ def attribute(name: str) -> Call:
     return lambda v, n: getattr(ragged(v, n), name)
 
 
-def loss(name: str, target: Callable[[Tensor], Tensor]) -> Call:
-    function = getattr(rl.nn.losses, name)
-    return lambda v, n: function(ragged(v, n), ragged(target(v), n))
-
-
 def built(name: str, *args: Any, **options: Any) -> nn.Module:
     torch.manual_seed(0)
     module: nn.Module = getattr(rl.nn, name)(*args, **options)
@@ -142,14 +137,6 @@ RIGHT: dict[str, Call] = {
     "rl.nn.AttentionPooling": layer("AttentionPooling", FEATURES, 2),
     "rl.nn.AttentionPooling, eval": lambda v, n: POOLING.weights(ragged(v, n)),  # type: ignore[operator]
     "rl.nn.LSTM.final": lambda v, n: LSTM.final(None, (n.view(1, -1, 1) * v[:1, :2],) * 2),  # type: ignore[operator]
-    "rl.nn.losses.cross_entropy": loss("cross_entropy", tags),
-    "rl.nn.losses.nll_loss": loss("nll_loss", tags),
-    "rl.nn.losses.binary_cross_entropy_with_logits": loss(
-        "binary_cross_entropy_with_logits", torch.sigmoid
-    ),
-    "rl.nn.losses.mse_loss": loss("mse_loss", torch.sin),
-    "rl.nn.losses.l1_loss": loss("l1_loss", torch.sin),
-    "rl.nn.losses.huber_loss": loss("huber_loss", torch.sin),
     "rl.nn.CRF": lambda v, n: FIELD(ragged(v, n), ragged(tags(v), n)),
     "rl.nn.CRF.loss": lambda v, n: FIELD.loss(ragged(v, n), ragged(tags(v), n)),  # type: ignore[operator]
     "rl.nn.CRF.score": lambda v, n: FIELD.score(ragged(v, n), ragged(tags(v), n)),  # type: ignore[operator]
@@ -254,7 +241,7 @@ def test_every_public_function_is_tried() -> None:
     tried = {part for name in (*RIGHT, *REFUSED) for part in re.split(r"[., ]+", name)}
     # Functions and attributes of torch are in tests/face; some of each kind are tried here too.
     public = {name for name in dir(rl.Ragged) if not name.startswith("_")} - {*dir(Tensor)}
-    public |= {*rl.nn.__all__, *rl.nn.losses.__all__, *packing.__all__}
+    public |= {*rl.nn.__all__, *packing.__all__}
     assert public - tried == WITHOUT_TENSORS | ELSEWHERE
 
 

@@ -23,14 +23,10 @@ from raglane.ragged.face.table import methods
         (
             rl.nn,
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
-            MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder init losses
+            MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder init
             AttentionDecoder CTCBeamSearch Hypotheses NGram Transducer beam_search ctc_align ctc_greedy_search ctc_loss
             edit_distance
             rnnt_loss soft_dtw Attention Conv1d MaxPool1d AvgPool1d""",
-        ),
-        (
-            rl.nn.losses,
-            "binary_cross_entropy_with_logits cross_entropy huber_loss l1_loss mse_loss nll_loss",
         ),
         (rl.nn.init, "chrono_ forget_bias_ orthogonal_ xavier_"),
         (

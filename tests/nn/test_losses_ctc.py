@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import raglane as rl
-from padded_losses import largest_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn import ctc_loss
+from tensor_sizes import largest_tensor
 
 CLASSES = 4
 INFINITE = float("inf")

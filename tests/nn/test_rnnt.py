@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import raglane as rl
-from padded_losses import largest_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.cpu import transduction as kernels
 from raglane.nn import rnnt_loss
 from raglane.nn.transduction import fused, lattice
+from tensor_sizes import largest_tensor
 
 H, C = 5, 4
 INFINITE = float("inf")

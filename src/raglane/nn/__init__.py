@@ -4,7 +4,7 @@ have.
 
 from __future__ import annotations
 
-from raglane.nn import init, losses
+from raglane.nn import init
 from raglane.nn.attention import Attention
 from raglane.nn.convolution import CausalConv1d, Conv1d
 from raglane.nn.crf import CRF
@@ -70,7 +70,6 @@ __all__ = [
     "ctc_loss",
     "edit_distance",
     "init",
-    "losses",
     "rnnt_loss",
     "soft_dtw",
 ]
