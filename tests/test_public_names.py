@@ -18,15 +18,18 @@ from raglane.ragged.face.table import methods
         (
             rl,
             """Ragged Run accelerate collate import_layer cost data distributions errors explain export fit lens load nn
-            pack_weights packing plan plot quantize serve sklearn testing to_torch use_backend""",
+            pack_weights packing plan plot quantize serve sklearn testing to_torch transduction use_backend""",
         ),
         (
             rl.nn,
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
             MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder init
-            AttentionDecoder CTCBeamSearch Hypotheses NGram Transducer beam_search ctc_align ctc_greedy_search ctc_loss
-            edit_distance
-            rnnt_loss soft_dtw Attention Conv1d MaxPool1d AvgPool1d""",
+            Attention Conv1d MaxPool1d AvgPool1d""",
+        ),
+        (
+            rl.transduction,
+            """AttentionDecoder CTCBeamSearch NGram Transducer beam_search ctc_align ctc_greedy_search ctc_loss
+            edit_distance rnnt_loss soft_dtw""",
         ),
         (rl.nn.init, "chrono_ forget_bias_ orthogonal_ xavier_"),
         (
@@ -36,10 +39,10 @@ from raglane.ragged.face.table import methods
         ),
         (
             rl.plot,
-            "Picture attention gates histogram lanes norms packed padded schedules theme waste",
+            "attention gates histogram lanes norms packed padded schedules theme waste",
         ),
         (rl.export, "aot_inductor copy_operators onnx"),
-        (rl.serve, "AsyncClient Client Engine Events Stream deployment"),
+        (rl.serve, "AsyncClient Client Engine Events deployment"),
         (rl.testing, "assert_close"),
     ],
 )

@@ -96,7 +96,7 @@ def _crf(given: Given, operation: Callable[[Any, Given], Any]) -> Call:
 
 
 def _decoder(given: Given, attention: Any) -> Call:
-    decoder = rl.nn.AttentionDecoder(
+    decoder = rl.transduction.AttentionDecoder(
         3, _D, _H, attention=attention, scheduled_sampling=0.5, device=given.device
     )
     return lambda: decoder.loss(given.batch, given.targets)
@@ -139,7 +139,7 @@ LOSSES: dict[str, Callable[[Given], Any]] = {
     ),
     "cross_entropy": lambda g: F.cross_entropy(g.batch, g.labels),
     "nll_loss": lambda g: F.nll_loss(g.batch.map(_log_softmax), g.labels),
-    "ctc_loss": lambda g: rl.nn.ctc_loss(g.batch.map(_log_softmax), g.targets),
+    "ctc_loss": lambda g: rl.transduction.ctc_loss(g.batch.map(_log_softmax), g.targets),
 }
 CRF: dict[str, Callable[[Any, Given], Any]] = {
     "loss": lambda crf, g: crf.loss(g.batch, g.labels),

@@ -58,7 +58,7 @@ def test_other_kinds_of_batches(reader: str, batch: Any, call: str) -> None:
 
 def test_a_pack_for_a_loss() -> None:
     with pytest.raises(ArgumentTypeError, match=r"Ragged\.from_packed\(packed\)"):
-        rl.nn.ctc_loss(PACKED, PACKED)  # type: ignore[arg-type]
+        rl.transduction.ctc_loss(PACKED, PACKED)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", LAYERS)

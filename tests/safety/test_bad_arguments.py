@@ -281,11 +281,14 @@ def calls_of_nn() -> list[Call]:
     labels = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1])
     weighed: dict[str, Any] = {"sample_weight": ONES, "reduction": "mean"}
     crf = rl.nn.CRF(4)
-    fits, search = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1]), rl.nn.CTCBeamSearch()
+    fits, search = (
+        Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1]),
+        rl.transduction.CTCBeamSearch(),
+    )
     limits: dict[str, Any] = {"beam_size": 2, "blank": 0, "n_best": 1, "tokens_per_step": 2}
     return [
         partial(
-            rl.nn.ctc_loss,
+            rl.transduction.ctc_loss,
             log_probs=log_probs,
             targets=labels,
             blank=0,
@@ -306,14 +309,16 @@ def calls_of_nn() -> list[Call]:
         partial(crf.marginals, emissions=four),
         partial(crf.log_partition, emissions=four),
         partial(crf.log_likelihood, emissions=four, tags=tags),
-        partial(rl.nn.CTCBeamSearch, **limits, scorer=None, scorer_weight=1.0, token_bonus=0.0),
+        partial(
+            rl.transduction.CTCBeamSearch, **limits, scorer=None, scorer_weight=1.0, token_bonus=0.0
+        ),
         partial(search, log_probs=log_probs, state=search(log_probs).state),
-        partial(rl.nn.ctc_greedy_search, log_probs=log_probs, blank=0),
-        partial(rl.nn.ctc_align, log_probs=log_probs, targets=fits, blank=0),
-        partial(rl.nn.NGram, sequences=labels, num_tokens=4, order=2),
-        partial(rl.nn.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),
-        partial(rl.nn.soft_dtw, a=four, b=four, gamma=1.0),
-        partial(rl.nn.edit_distance, hypotheses=labels, references=tags),
+        partial(rl.transduction.ctc_greedy_search, log_probs=log_probs, blank=0),
+        partial(rl.transduction.ctc_align, log_probs=log_probs, targets=fits, blank=0),
+        partial(rl.transduction.NGram, sequences=labels, num_tokens=4, order=2),
+        partial(rl.transduction.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),
+        partial(rl.transduction.soft_dtw, a=four, b=four, gamma=1.0),
+        partial(rl.transduction.edit_distance, hypotheses=labels, references=tags),
     ]
 
 

@@ -17,11 +17,11 @@ from commands import FAST, Capsys, fails, prints, read_rows
 from raglane.cli import main
 from raglane.data import Columns, Dataset, Preprocessor, read
 from raglane.errors import ArgumentError, ExportError
-from raglane.nn import ctc_greedy_search
 from raglane.training.checkpoint import SavedModel
 from raglane.training.inference import evaluate, predict
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import DECODERS, Settings
+from raglane.transduction import ctc_greedy_search
 
 _BEST = ("prediction", "score", "n_best", "n_best_scores")
 _WORDS = "zero one two three four five six seven eight nine".split()

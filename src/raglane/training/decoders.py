@@ -12,15 +12,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from raglane.nn import (
-    AttentionDecoder,
-    CTCBeamSearch,
-    Hypotheses,
-    Transducer,
-    ctc_greedy_search,
-    ctc_loss,
-)
 from raglane.nn.encoder import LAYERS
+from raglane.nn.losses.ctc import ctc_loss
+from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_greedy_search
+from raglane.nn.transduction.decoder import AttentionDecoder
+from raglane.nn.transduction.hypotheses import Hypotheses
+from raglane.nn.transduction.transducer import Transducer
 from raglane.ragged import Ragged
 
 # A target has at most this many labels per element of its input, and this many more.

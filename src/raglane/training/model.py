@@ -16,9 +16,10 @@ from raglane._utils.messages import quote
 from raglane.data.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError
-from raglane.nn import Hypotheses, SequenceEncoder, beam_search
+from raglane.nn import SequenceEncoder
 from raglane.nn.linear import RowLinear, row_linear, row_sigmoid
-from raglane.nn.transduction.search import layers_first, rows_first
+from raglane.nn.transduction.hypotheses import Hypotheses
+from raglane.nn.transduction.search import beam_search, layers_first, rows_first
 from raglane.ragged import Ragged
 from raglane.tasks import TASKS
 from raglane.training.decoders import DECODERS

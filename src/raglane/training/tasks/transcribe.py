@@ -17,8 +17,7 @@ from raglane.data.dataset import Dataset
 from raglane.data.preprocess import Preprocessor
 from raglane.data.splitting import join_tokens
 from raglane.errors import ArgumentError, DataError
-from raglane.nn import edit_distance
-from raglane.nn.transduction.pairs import Edits
+from raglane.nn.transduction.pairs import Edits, edit_distance
 from raglane.ragged import Ragged
 from raglane.segments import offsets_from_lengths
 from raglane.training.batches import Batch
