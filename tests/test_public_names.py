@@ -4,12 +4,18 @@ changelog.
 
 from __future__ import annotations
 
+import operator
+import re
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import raglane as rl
 from raglane.ragged.face.table import methods
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +55,23 @@ from raglane.ragged.face.table import methods
 def test_modules(module: Any, names: str) -> None:
     assert sorted(module.__all__) == sorted(names.split())
     assert all(hasattr(module, name) for name in module.__all__)
+
+
+def _front_row(page: str) -> list[str]:
+    _, _, rest = (ROOT / page).read_text(encoding="utf-8").partition(" The names you need\n")
+    rows = [line for line in rest.partition("\n#")[0].splitlines() if line.startswith("|")]
+    return re.findall(r"`rl\.([\w.]+)`", "\n".join(rows))
+
+
+def test_the_front_row_has_about_forty_names() -> None:
+    names = _front_row("README.md")
+    assert 35 <= len(names) <= 45
+    assert names == _front_row("docs/index.md")
+    for name in names:
+        operator.attrgetter(name)(rl)
+    # Names at the top are for everyone; the others are modules.
+    top = {name for name in rl.__all__ if not isinstance(getattr(rl, name), ModuleType)}
+    assert {name for name in names if "." not in name} == top - {"Run"}
 
 
 def test_ragged() -> None:
