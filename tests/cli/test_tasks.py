@@ -223,7 +223,7 @@ def test_language_models(tmp_path: Path, capsys: Capsys) -> None:
     )
     fails([*command, "--split", "letters"], capsys, "--split must be ... got 'letters'")
     fails([*command, "--bidirectional"], capsys, "--bidirectional", "backward direction")
-    fails(["sample", run, "--beam", "0"], capsys, "--beam must be at least 1, got 0")
+    fails(["sample", run, "--beam-size", "0"], capsys, "--beam-size must be at least 1, got 0")
     fails(
         ["sample", run, "--count", f"1{15 * '0'}"],
         capsys,

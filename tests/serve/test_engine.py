@@ -27,7 +27,8 @@ from raglane.errors import (
     DispatchError,
     ShapeError,
 )
-from raglane.serve import Engine, Stream
+from raglane.serve import Engine
+from raglane.serve.streams import Stream
 from served_models import engine_of
 
 

@@ -298,9 +298,9 @@ class _Measured(NamedTuple):
                 "loss",
                 f"Loss by length; the largest is {worst['loss']:.3f}, at {worst['lengths']} steps.",
             ),
-            (metric, f"{metric.replace('_', ' ')} by length."),
+            (metric, f"{metric_words(metric)} by length."),
         ):
-            svg = rows_svg(names, [row[name] for row in rows], name.replace("_", " "))
+            svg = rows_svg(names, [row[name] for row in rows], metric_words(name))
             drawn.append(
                 picture(svg, f"b{len(drawn)}", words, "" if drawn else "By the number of steps.")
             )
