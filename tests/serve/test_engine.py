@@ -442,6 +442,7 @@ def test_a_wrong_number_of_results_is_refused(most: Any) -> None:
 def test_a_task_does_not_wait_for_no_result() -> None:
     async def client(engine: Engine) -> None:
         async with engine.stream() as stream:
+            assert repr(stream) == "AsyncStream(0 frames queued, 0 results)"
             await stream.pull(0)
 
     with pytest.raises(ArgumentError, match="most must be at least 1"):

@@ -47,6 +47,8 @@ ORDERS = {
 """The orders of sequences that are compared; ``--bucket`` groups them."""
 
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
+MEASURING = "measuring this machine"
+"""The stage that measures the layer, unless the measurement is cached."""
 
 _Integers = npt.NDArray[np.int64]
 
@@ -216,7 +218,7 @@ def inspect(
     lengths = Distribution.of(contents.lengths)
     sample = thin_out(torch.from_numpy(contents.lengths))[0].numpy()
     drawn = densities(sample)
-    progress.stage("measuring this machine")
+    progress.stage(MEASURING)
     layer = layer_of(settings, contents, settings.embedding)
     advice = plan(
         torch.from_numpy(contents.lengths),
