@@ -76,7 +76,7 @@ def test_every_format_and_the_default(data: Path, capsys: Capsys) -> None:
         ("names.txt", "tokens  6 different"),
     ):
         assert piece in prints(["inspect", name], capsys), name
-    assert prints(["inspect"], capsys).splitlines()[-1].startswith("raglane train --batch-size 256")
+    assert prints(["inspect"], capsys).splitlines()[-1].startswith("raglane demo --batch-size 256")
 
 
 def test_json_goes_to_a_file_or_to_the_standard_output(data: Path, capsys: Capsys) -> None:
