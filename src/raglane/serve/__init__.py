@@ -1,6 +1,7 @@
 """Live streams: one engine holds a model and the states of thousands of streams.
 
-prepare.py and stages.py turn a model into stages, frames.py a stored run; queues.py holds the
+prepare.py and stages.py turn a model into stages, stateful.py a model with its state as an argument
+into a cell, frames.py a stored run; queues.py holds the
 frames and results of streams, states.py their states, engine.py steps them, and streams.py is their
 interface, also for asyncio.
 
