@@ -146,10 +146,13 @@ def test_a_token_in_a_file(runs: Path) -> None:
 
 
 def _streamed(where: str, model: str, values: torch.Tensor) -> torch.Tensor:
-    """Return the numbers that a stream answers."""
+    """Return the numbers that a stream answers, four per frame."""
+    answers = bytearray()
     with websockets.connect(f"ws://{where}/stream?model={model}&answers=binary") as stream:
         stream.send(values.numpy().tobytes())
-        return torch.frombuffer(bytearray(stream.recv(decode=False)), dtype=torch.float32)
+        while len(answers) < 16 * len(values):
+            answers += stream.recv(decode=False)
+    return torch.frombuffer(answers, dtype=torch.float32)
 
 
 def test_layers_and_modules(runs: Path) -> None:
@@ -164,19 +167,24 @@ def test_layers_and_modules(runs: Path) -> None:
     text += "        return state.relu(), state\n"
     (runs / "detectors.py").write_text(text)
     arguments = ["--model", "detectors:detector", "--model", "other=detectors:layer"]
+    arguments += ["--renew", "4", "--warm-up", "1"]
     arguments += ["--model", "detectors:Exported"]
     command, where = _started(runs, "one", *arguments)
     printed = " ".join(command.printed().split())
     assert "model: one (classify) model: detector (module) model: other (module)" in printed
     torch.manual_seed(0)
-    engine = Engine([torch.nn.Linear(5, 3), rl.nn.GRU(3, 4)], slots=1)
+    layers = [torch.nn.Linear(5, 3), rl.nn.GRU(3, 4)]
+    engine = Engine(layers, slots=1, renew=4, warm_up=1)
     values = torch.randn(6, 5)
+    whole = Engine(layers, slots=1).run(rl.Ragged([values])).values
     expected = engine.run(rl.Ragged([values])).values
+    assert not torch.equal(expected, whole)
     assert torch.equal(_streamed(where, "detector", values), expected.flatten())
     torch.manual_seed(0)
     cell = torch.nn.GRUCell(5, 4)
     state = torch.zeros(1, 4)
-    for output, row in zip(_streamed(where, "Exported", values).split(4), values, strict=True):
+    outputs = _streamed(where, "Exported", values[:4])
+    for output, row in zip(outputs.split(4), values[:4], strict=True):
         state = cell(row[None], state)
         torch.testing.assert_close(output[None], state.relu())
     command.signal(signal.SIGTERM)
@@ -249,6 +257,8 @@ def test_hosts_of_an_address(host: str, address: str, hosts: list[str] | None) -
         (["--model", "json:dumps"], ["--model must be a function", "TypeError"]),
         (["--model", "os:getcwd"], ["model must be a module"]),
         (["one", "--period", "0"], ["--period must be a number of seconds above 0"]),
+        (["one", "--renew", "10"], ["renew, warm_up must be given together"]),
+        (["one", "--renew", "10", "--warm-up", "6"], ["--warm-up must be at most 5, got 6"]),
         (["one", "--port", "70000"], ["--port must be a number from 0 to 65535", "70000"]),
         (["one", "--port", "x"], ["--port must be a whole number", "'x'"]),
         (["one", "--host", "0.0.0.0"], ["--host must be an address of one network", "'0.0.0.0'"]),

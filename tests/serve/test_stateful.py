@@ -208,7 +208,7 @@ class Refusing(nn.Module):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
 def test_a_scripted_model() -> None:
     traced = torch.jit.trace(Gated(nn.GRUCell(6, 4)), (torch.randn(2, 6), torch.zeros(2, 4)))
-    with pytest.raises(DispatchError, match="compiled by torch.jit. Load its weights into the mod"):
+    with pytest.raises(DispatchError, match=r"compiled by torch\.jit\. Load its weights"):
         Engine(traced, slots=1, features=6)
 
 
