@@ -20,9 +20,9 @@ from made_datasets import changed, dataset
 from made_plans import make_plan
 from raglane._utils.table import Table
 from raglane.data import records
-from raglane.data.conversion import Progress
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import offsets_of
+from raglane.data.store.conversion import Progress
 from raglane.errors import ArgumentError
 from raglane.report.page import Chart, Page, Part
 from raglane.runs.inspection import charts, page

@@ -13,8 +13,8 @@ import torch
 
 from made_datasets import dataset
 from raglane.data import Dataset
-from raglane.data.encoders import END, UNKNOWN
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.encoders import END, UNKNOWN
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import Columns, offsets_of
 from raglane.data.splitting import split_texts
 from raglane.errors import ArgumentError, DataError

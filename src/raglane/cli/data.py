@@ -53,8 +53,8 @@ def convert(
 
     raglane convert tagged.jsonl tagged --task tag --on-bad-row skip
     """
-    from raglane.data.conversion import convert as convert_all
-    from raglane.data.formats.pieces import SKIPPED
+    from raglane.data.assemble.pieces import SKIPPED
+    from raglane.data.store.conversion import convert as convert_all
     from raglane.runs.progress import progress_bar
 
     for path in paths[:-1]:

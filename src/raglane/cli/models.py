@@ -77,7 +77,7 @@ def evaluate(
     raglane evaluate runs/meters later.csv --horizon 24 --backtests 7 -o results
     """
     from raglane._utils.files import check_writable
-    from raglane.data.stores import copies
+    from raglane.data.store.stores import copies
     from raglane.runs.run import load
     from raglane.training.checkpoint import model_folder
     from raglane.training.folder import EVALUATION, IS_BACK, at_work
@@ -122,7 +122,7 @@ def _log_notes(records: Dataset, model: Run, log: Callable[[str], None]) -> None
     """Print whether rows have no time, and counts of empty sequences, which get a class too, and of
     unknown words.
     """
-    from raglane.data.encoders import unknown_words
+    from raglane.data.prepare.encoders import unknown_words
     from raglane.data.records import note_empty
 
     # The training data may have had a time column.
@@ -302,7 +302,7 @@ def predict(
         named = {**columns, **({} if format is None else {"format": format})}
         _on_ray(run, cell, output, data, named, engine, more, quiet)
         return
-    from raglane.data.formats.pieces import skipped_lines
+    from raglane.data.assemble.pieces import skipped_lines
     from raglane.runs.run import load
     from raglane.training.inference import pick_device
     from raglane.training.predictions import check_apart, check_output, to_bytes, write_predictions

@@ -176,7 +176,7 @@ def _sources(source: Source, *others: Path | None) -> Sources:
 
 def _check_parts(validation: Path | None, test: Path | None, origins: options.Origins) -> None:
     """Raise if a file does not exist, or two options select the validation part."""
-    from raglane.data.formats.base import open_error
+    from raglane.data.sources.files import open_error
 
     if validation is not None and origins["validation_fraction"] == "option":
         raise ArgumentError(

@@ -15,7 +15,7 @@ import torch
 from raglane._utils.files import as_path, check_writable, write_folder
 from raglane._utils.messages import count_of, quote, quote_all
 from raglane.data.dataset import Dataset
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import ArgumentError, DataError
 from raglane.runs.options import ColumnOptions
 from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed

@@ -19,7 +19,8 @@ from raglane.data.holdout import end_held_out, held_out
 from raglane.data.records import note_empty, note_single
 from raglane.errors import ArgumentError, DataError, DivergedError
 from raglane.report.figures import curves
-from raglane.runs.card import Parts, about, advise, write_card
+from raglane.runs.advice import advise
+from raglane.runs.card import Parts, about, write_card
 from raglane.runs.configuration import run_config
 from raglane.runs.progress import LoggingWatcher, check_logger
 from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
@@ -192,7 +193,7 @@ def _watched(
     validation = parts.validation
     device = pick_device(settings.device)
     evaluation = evaluate(saved, validation, device=device, horizon=steps_ahead(saved, validation))
-    return result, advise(settings, result, evaluation, "validation")
+    return result, advise(settings, result, evaluation, "validation", parts.training)
 
 
 def close_run(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> str | None:
@@ -457,7 +458,7 @@ def _held_out(data: Dataset, settings: Settings) -> tuple[Dataset, Dataset | Non
     if len(training) == len(validation) == len(data):
         rule = f"the end of the sequence, {percent} of its elements"
     if not data.is_in_memory:
-        rule += "; vocabulary and scale were counted of all, these too"
+        rule += "; vocabulary and scale are of all sequences, also the held-out ones"
     return training, validation, rule
 
 

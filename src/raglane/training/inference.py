@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from statistics import fmean
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -25,9 +25,9 @@ from raglane._utils.messages import (
     shorten,
 )
 from raglane.data.dataset import Dataset
-from raglane.data.encoders import END
 from raglane.data.holdout import elements_held_out
 from raglane.data.order import BatchLimit
+from raglane.data.prepare.encoders import END
 from raglane.data.splitting import join_tokens, split_texts
 from raglane.errors import ArgumentError, DataError
 from raglane.native.library import has_cell
@@ -58,7 +58,7 @@ _WIDEST = 40
 
 # Metrics that are compared with simple rules and are better if higher; those of other tasks are
 # errors.
-_SCORES = ("accuracy", "micro_f1")
+SCORES = ("accuracy", "micro_f1", "exact_match")
 
 
 @dataclass(frozen=True, repr=False)
@@ -210,16 +210,20 @@ class Evaluation(Mapping[str, float]):
         """Return the metric and the best simple rule in words, if the model is not better than this
         rule.
         """
+        rule = self.rule_not_beaten()
+        return None if rule is None else str(rule)
+
+    def rule_not_beaten(self) -> BetterRule | None:
+        """Return the best simple rule, if the model is not better than this rule."""
+        rule = _rule_not_beaten(self.numbers)
+        if rule is not None:
+            return rule
         steps = [row for row in self.measured.table if "step" in row]
-        ahead = {
-            name: fmean(row[name] for row in steps)
-            for name in (steps[0] if steps else {})
-            if name != "step"
-        }
-        rule = _better_rule(ahead)
-        return _better_rule(self.numbers) or (
-            rule and f"{rule}, as the mean of {len(steps)} steps ahead"
-        )
+        if not steps:
+            return None
+        ahead = {name: fmean(row[name] for row in steps) for name in steps[0] if name != "step"}
+        rule = _rule_not_beaten(ahead)
+        return None if rule is None else rule._replace(steps=len(steps))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -246,25 +250,40 @@ class Evaluation(Mapping[str, float]):
         }
 
 
-def _better_rule(numbers: Mapping[str, float]) -> str | None:
+class BetterRule(NamedTuple):
+    """A simple rule that a model does not beat: its metric, the model's value, the rule's name and
+    value, and the number of steps ahead of which they are means.
+    """
+
+    metric: str
+    reached: float
+    name: str
+    value: float
+    steps: int | None = None
+
+    def is_beaten_by(self, reached: float) -> bool:
+        """Return True if a value of the metric is better than the rule's, or without errors."""
+        if self.metric in SCORES:
+            return reached > self.value or reached == 1
+        return reached < self.value or reached == 0
+
+    def __str__(self) -> str:
+        words = f"{metric_words(self.metric)} {self.reached:.3f}"
+        words += f", {metric_words(self.name)} {self.value:.3f}"
+        return words if self.steps is None else f"{words}, as the mean of {self.steps} steps ahead"
+
+
+def _rule_not_beaten(numbers: Mapping[str, float]) -> BetterRule | None:
+    # The share of right classes among the likeliest, top2_accuracy, is of the model too.
+    others = {name: number for name, number in numbers.items() if not name.startswith("top")}
     for metric, reached in numbers.items():
-        # The share of right classes among the likeliest, top2_accuracy, is of the model too.
-        others = {name: number for name, number in numbers.items() if not name.startswith("top")}
-        rules = {name: rule for name, rule in others.items() if name.endswith(f"_{metric}")}
+        rules = {name: number for name, number in others.items() if name.endswith(f"_{metric}")}
         if not rules:
             continue
-        is_score = metric in _SCORES
-        name = (max if is_score else min)(rules, key=rules.__getitem__)
-        is_better = (
-            reached > rules[name] or reached == 1
-            if is_score
-            else reached < rules[name] or reached == 0
-        )
-        return (
-            None
-            if is_better
-            else f"{metric_words(metric)} {reached:.3f}, {metric_words(name)} {rules[name]:.3f}"
-        )
+        best = max if metric in SCORES else min
+        name = best(rules, key=rules.__getitem__)
+        rule = BetterRule(metric, reached, name, rules[name])
+        return None if rule.is_beaten_by(reached) else rule
     return None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from raglane._utils.checks import check_count
 from raglane._utils.messages import quote
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError
 from raglane.nn import Hypotheses, SequenceEncoder, beam_search

@@ -18,7 +18,7 @@ from raglane._utils.files import write_file, write_folder
 from raglane._utils.messages import argument
 from raglane.data.dataset import Dataset
 from raglane.data.order.order import key_of
-from raglane.data.tbptt import TBPTTSampler
+from raglane.data.order.tbptt import TBPTTSampler
 from raglane.errors import ArgumentError, DataError, DivergedError, LostRankError
 from raglane.training.batches import (
     Batch,

@@ -15,8 +15,8 @@ import torch
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane._utils.messages import count_of, first_of, quote, shorten
 from raglane._utils.table import aligned
-from raglane.data.conversion import Progress
-from raglane.data.lengths import (
+from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
+from raglane.data.prepare.lengths import (
     Bin,
     Bucket,
     Distribution,
@@ -26,8 +26,8 @@ from raglane.data.lengths import (
     buckets,
     summary,
 )
-from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
-from raglane.data.statistics import FeatureCounts
+from raglane.data.prepare.statistics import FeatureCounts
+from raglane.data.store.conversion import Progress
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
 from raglane.planner.machine import facts

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
-from raglane.data.encoders import IGNORED_CLASS
+from raglane.data.prepare.encoders import IGNORED_CLASS
 from raglane.nn.linear import row_sigmoid
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.dataset import Dataset
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of

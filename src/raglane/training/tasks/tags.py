@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
-from raglane.data.encoders import IGNORED, IGNORED_CLASS, without_ignored
+from raglane.data.prepare.encoders import IGNORED, IGNORED_CLASS, without_ignored
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of
 from raglane.training.settings import ModelSettings

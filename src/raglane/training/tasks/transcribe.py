@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raglane._utils.messages import argument, count_of
 from raglane.data.dataset import Dataset
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.splitting import join_tokens
 from raglane.errors import ArgumentError, DataError
 from raglane.nn import edit_distance
