@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path, PurePath
+from typing import Any
 
 from raglane._utils.checks import check_choice
 from raglane._utils.files import as_path, check_file
-from raglane._utils.messages import count_of, printable, shorten
-from raglane.data.assemble.pieces import ON_BAD_ROW, read_kept
-from raglane.data.records import ROLES, Columns, Records, RoleNotes, note_empty
+from raglane._utils.messages import count_of, printable, quote, shorten
+from raglane.data.assemble.pieces import ON_BAD_ROW, Piece, read_kept
+from raglane.data.records import LISTS, ROLES, Columns, Records, RoleNotes, note_empty
 from raglane.data.sources import arff, conll, csv, folder, ipc, jsonl, npz, others, sheet, text, ts
 from raglane.data.sources.files import Format, Parsed, open_error, suffix_of, unused_notes
+from raglane.errors import DataError
 
-__all__ = ["FORMATS", "Format", "by_suffix", "pick", "read"]
+__all__ = ["FORMATS", "Format", "by_suffix", "pick", "pieces", "read"]
 
 _ARROW = (".arrow", ".arrows", ".feather", ".ipc")
 
@@ -59,14 +62,24 @@ def read(
     columns = Columns() if columns is None else columns
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
     chosen = pick(path, format)
-    if on_bad_row == "skip":
-        records = read_kept(chosen, path, columns)
-    elif parsed is None or chosen.parse is None:
-        records = chosen.read(path, columns)
-    else:
+
+    def records_of(asked: Columns) -> Records:
+        if on_bad_row == "skip":
+            return read_kept(chosen, path, asked)
+        if parsed is None or chosen.parse is None:
+            return chosen.read(path, asked)
         if path not in parsed:
-            parsed[path] = chosen.parse(path, columns)
-        records = parsed[path](columns)
+            parsed[path] = chosen.parse(path, asked)
+        return parsed[path](asked)
+
+    try:
+        records = records_of(columns)
+    except DataError as error:
+        parts = _between_commas(columns, error)
+        if parts is None:
+            raise
+        columns = parts
+        records = records_of(columns)
     notes = [
         *records.notes,
         *unused_notes(columns, chosen.roles, f"the format {chosen.name}", records),
@@ -79,6 +92,37 @@ def read(
         notes.append(note)
     roles = RoleNotes(*map(_printed, records.roles))
     return replace(records, notes=_printed(notes), roles=roles)
+
+
+def _between_commas(columns: Columns, error: DataError) -> Columns | None:
+    """Return columns in which a name that is no column is several names, between its commas; None
+    if the error is about something else.
+    """
+    changes: dict[str, Any] = {}
+    for role in LISTS:
+        names: tuple[str, ...] = getattr(columns, role) or ()
+        parts = [
+            name.split(",") if "," in name and f"no column {quote(name)}" in str(error) else [name]
+            for name in names
+        ]
+        if len(parts) < sum(map(len, parts)):
+            changes[role] = tuple(part.strip() for several in parts for part in several)
+    return replace(columns, **changes) if changes else None
+
+
+def pieces(
+    path: Path, columns: Columns, format: str | None, start: tuple[int, ...]
+) -> Iterator[Piece]:
+    """Yield the records of a file or a folder in pieces, from a position on."""
+    chosen = pick(path, format)
+    if not any("," in name for role in LISTS for name in getattr(columns, role) or ()):
+        return chosen.pieces(path, columns, start)
+    try:
+        for piece in islice(chosen.pieces(path, columns, start), 1):
+            piece.read(0, 1)
+    except DataError as error:
+        columns = _between_commas(columns, error) or columns
+    return chosen.pieces(path, columns, start)
 
 
 def _printed(notes: Iterable[str]) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ from raglane.data.assemble.pieces import (
     skipped_lines,
     without_bad_elements,
 )
-from raglane.data.formats import pick
+from raglane.data.formats import pieces
 from raglane.data.prepare.statistics import Statistics
 from raglane.data.records import LISTS, READING, Columns, Records, Skipped
 from raglane.data.sources.ipc import (
@@ -238,7 +238,7 @@ class _Writer:
         columns = self._state.columns or job.columns
         done = 0
         size = max(size_of(location), 1)
-        for piece in pick(path, job.format).pieces(path, columns, start):
+        for piece in pieces(path, columns, job.format, start):
             bad: list[Skipped] | None = [] if job.on_bad_row == "skip" else None
             read = 0
             kinds = set[str]()
