@@ -123,7 +123,7 @@ def test_a_file_raises_where_steps_are_missing(
         if lengths == [2, 2]:
             session.run(None, inputs)
         elif "gather" not in text:
-            with pytest.raises(Exception, match="out of (data )?bounds|invalid index|bounds"):
+            with pytest.raises(Exception, match=r"out of (data )?bounds|invalid index|bounds"):
                 session.run(None, inputs)
 
 

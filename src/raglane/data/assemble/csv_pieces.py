@@ -19,6 +19,7 @@ from raglane.data.assemble.rows import roles_of, row_piece
 from raglane.data.assemble.times import joined_ids
 from raglane.data.records import Columns, Records
 from raglane.data.roles import Facts, Roles, Shape
+from raglane.data.roles.rules import with_parts
 from raglane.data.sources.csv import check_bytes, chunks, header_of, named_columns, table_of
 from raglane.data.sources.lines import Start
 from raglane.data.typed.column import Column, Written
@@ -34,6 +35,7 @@ def csv_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piec
     check_bytes(path)
     rows = next(chunks(path, columns), np.empty((0, 0), dtype=object))
     header = header_of(path, rows, columns)
+    columns = with_parts(columns, header)
     # The first rows decide about a row per element; about steps and texts, all rows.
     roles = roles_of(path, Facts(named_columns(header, rows[1:])), columns)
     if roles.shape is Shape.ELEMENTS and roles.id:
