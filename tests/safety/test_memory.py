@@ -441,6 +441,11 @@ def test_negative_views() -> None:
         rl.Ragged.from_flat(given.values, lengths=torch._neg_view(-given.lengths)),
     ):
         assert layer(other)[0].values.equal(wanted.values)
+    states = tuple(torch.randn_like(state) for state in final)
+    mirrored_states = tuple(torch._neg_view(-state) for state in states)
+    for mode in (torch.no_grad(), torch.enable_grad()):
+        with mode:
+            assert layer(given, mirrored_states)[0].values.equal(layer(given, states)[0].values)
     packed, padded = given.to_packed(), given.to_padded(batch_first=False)[0]
     for part in ("data", "batch_sizes", "sorted_indices"):
         turned = PackedSequence(*packed)._replace(**{part: torch._neg_view(-getattr(packed, part))})

@@ -27,7 +27,8 @@ from raglane.errors import (
     DispatchError,
     ShapeError,
 )
-from raglane.serve import Engine, Stream
+from raglane.serve import Engine
+from raglane.serve.streams import Stream
 from served_models import engine_of
 
 
@@ -441,6 +442,7 @@ def test_a_wrong_number_of_results_is_refused(most: Any) -> None:
 def test_a_task_does_not_wait_for_no_result() -> None:
     async def client(engine: Engine) -> None:
         async with engine.stream() as stream:
+            assert repr(stream) == "AsyncStream(0 frames queued, 0 results)"
             await stream.pull(0)
 
     with pytest.raises(ArgumentError, match="most must be at least 1"):

@@ -55,7 +55,7 @@ def evaluate(
             "Number of forecasts of each sequence to measure; each begins --horizon elements before the next."
         ),
     ] = 1,
-    beam: options.Beam = None,
+    beam_size: options.Beam = None,
     device: options.Device = "auto",
     json: options.Json = None,
     quiet: options.Quiet = False,
@@ -100,7 +100,7 @@ def evaluate(
             "top": top,
             "horizon": horizon,
             "backtests": backtests,
-            "beam": beam,
+            "beam_size": beam_size,
         }
         content = report(
             output, model.saved, records, device=where, log=log, more=more, title=run.name
@@ -240,7 +240,7 @@ def predict(
     ] = False,
     top: options.Top = 1,
     horizon: options.Horizon = 1,
-    beam: options.Beam = None,
+    beam_size: options.Beam = None,
     n_best: options.NBest = 1,
     columns: options.Columns,
     format: options.Format = None,
@@ -289,7 +289,7 @@ def predict(
         "probabilities": probabilities,
         "top": top,
         "horizon": horizon,
-        "beam": beam,
+        "beam_size": beam_size,
         "n_best": n_best,
         "batch_size": batch_size,
         "device": device,
@@ -387,7 +387,7 @@ def sample(
         option("Divisor of the logits: below 1 favours likely tokens; 0 takes the likeliest."),
     ] = 1.0,
     seed: Annotated[int, option("Seed of the random numbers.")] = 0,
-    beam: Annotated[
+    beam_size: Annotated[
         int | None,
         option("Search the likeliest texts, with this many at once, instead of drawing."),
     ] = None,
@@ -402,7 +402,7 @@ def sample(
 
     raglane sample runs/novel --prompt "It was" --length 500
 
-    raglane sample runs/novel --prompt "It was" --beam 8 --count 3
+    raglane sample runs/novel --prompt "It was" --beam-size 8 --count 3
     """
     from raglane.training import inference
     from raglane.training.checkpoint import load_model
@@ -417,7 +417,7 @@ def sample(
         length=length,
         temperature=temperature,
         seed=seed,
-        beam=beam,
+        beam_size=beam_size,
         device=where,
     ):
         console.log(text)

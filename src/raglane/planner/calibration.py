@@ -91,6 +91,7 @@ def calibrate(
     """Measure a layer on a few batches in every way, for longer in those that can be the
     fastest.
     """
+    progress(0.0)
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
     memory = _weigh_all(ways, layers)
     measurements = [_Measured(way, mode) for way in ways for mode in MODES]

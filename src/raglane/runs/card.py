@@ -22,7 +22,7 @@ from raglane.planner.words import seconds_in_words
 from raglane.report.figures import class_rows, curve_svg, lengths_svg, points, rows_svg
 from raglane.report.page import Block, Command, Matrix, Page, Part, picture
 from raglane.runs.advice import advise
-from raglane.runs.configuration import entries
+from raglane.runs.configuration import entries, words_of
 from raglane.runs.sources import DEFAULT_DATA
 from raglane.training.checkpoint import SavedModel, describe, load_model
 from raglane.training.folder import CARD, REPORT, SKIPPED
@@ -64,6 +64,11 @@ class Parts(NamedTuple):
         if self.in_memory:
             return "data in memory"
         return DEFAULT_DATA if self.where is None else Path(self.where).name
+
+    @property
+    def is_default(self) -> bool:
+        """True for the data of raglane demo."""
+        return self.where is None and not self.in_memory
 
     @property
     def known(self) -> dict[str, Dataset]:
@@ -268,9 +273,9 @@ class _Measured(NamedTuple):
                 "loss",
                 f"Loss by length; the largest is {worst['loss']:.3f}, at {worst['lengths']} steps.",
             ),
-            (metric, f"{metric.replace('_', ' ')} by length."),
+            (metric, f"{metric_words(metric)} by length."),
         ):
-            svg = rows_svg(names, [row[name] for row in rows], name.replace("_", " "))
+            svg = rows_svg(names, [row[name] for row in rows], metric_words(name))
             drawn.append(
                 picture(svg, f"b{len(drawn)}", words, "" if drawn else "By the number of steps.")
             )
@@ -336,7 +341,7 @@ def make_card(
         "By length": measured.by_length(),
         "Hardest sequences": measured.hardest(pick_device(settings.device)),
         "Curves": measured.curves(),
-        "How to use it": _use(folder, settings),
+        "How to use it": _use(folder, settings, parts.is_default),
         "Data": [*_lengths(parts), _data(parts, saved), *_labels(parts)],
         "Model": [_model(saved, weights)],
         "Time and versions": [_time(measured.result, seconds, versions)],
@@ -475,16 +480,19 @@ def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -
     )
 
 
-def _use(folder: Path, settings: Settings) -> list[Block]:
+def _use(folder: Path, settings: Settings, is_demo: bool) -> list[Block]:
     """Return commands and Python code that use the model."""
     run = shlex.quote(str(folder))
     is_language = settings.task == "language"
+    again = f"raglane train --config {shlex.quote(str(folder / 'run.toml'))} --output FOLDER"
+    if is_demo:
+        again = shlex.join(["raglane", "demo", *words_of(settings), "--output", "FOLDER"])
     shell = (
         f"raglane sample {run}"
         if is_language
         else f"raglane predict {run} DATA -o predictions.parquet",
         f"raglane evaluate {run} DATA",
-        f"raglane train --config {shlex.quote(str(folder / 'run.toml'))} --output FOLDER",
+        again,
     )
     answer = "bits" if is_language else "prediction"
     python = (

@@ -158,6 +158,32 @@ def progress_bar(quiet: bool) -> Iterator[Progress]:
         yield Shown()
 
 
+class AnnouncedProgress(Progress):
+    """Progress that prints a line when the work of a stage begins, if there is any.
+
+    Args:
+        inner: what shows the progress.
+        name: the stage.
+        announce: called once, before the first share of the stage.
+    """
+
+    def __init__(self, inner: Progress, name: str, announce: Callable[[], object]) -> None:
+        self.inner = inner
+        self.name = name
+        self.announce: Callable[[], object] | None = announce
+        self.current = ""
+
+    def stage(self, name: str) -> None:  # noqa: D102
+        self.current = name
+        self.inner.stage(name)
+
+    def done(self, share: float) -> None:  # noqa: D102
+        if self.current == self.name and self.announce is not None:
+            self.announce()
+            self.announce = None
+        self.inner.done(share)
+
+
 def check_logger(name: str | None) -> None:
     """Raise if the package of a logger is not installed."""
     if name is None:

@@ -19,6 +19,5 @@ from raglane.serve.client import AsyncClient, Client
 from raglane.serve.engine import Engine
 from raglane.serve.events import Events
 from raglane.serve.on_ray import deployment
-from raglane.serve.streams import Stream
 
-__all__ = ["AsyncClient", "Client", "Engine", "Events", "Stream", "deployment"]
+__all__ = ["AsyncClient", "Client", "Engine", "Events", "deployment"]

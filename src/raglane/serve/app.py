@@ -72,7 +72,7 @@ class PredictRequest(BaseModel):
     probabilities: bool = False
     top: int = 1
     horizon: int = Field(1, le=10_000)  # one request must not occupy the model for minutes
-    beam: int | None = None
+    beam_size: int | None = None
     n_best: int = 1
 
 
@@ -382,7 +382,7 @@ async def predict(body: PredictRequest, server: _Server) -> Response:
     """Predict whole sequences; requests that arrive together run in one batch."""
     served = server.named(body.model)
     options = body.model_dump(
-        include={"probabilities", "top", "horizon", "beam", "n_best"}, exclude_defaults=True
+        include={"probabilities", "top", "horizon", "beam_size", "n_best"}, exclude_defaults=True
     )
     if (body.table is None) == (body.sequences is None):
         raise ArgumentError("sequences", "none or both", "given, or a table", "pass one of them")

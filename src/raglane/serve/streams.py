@@ -171,6 +171,9 @@ class AsyncStream:
         self.stream = stream
         self._engine = stream._engine
 
+    def __repr__(self) -> str:
+        return f"Async{self.stream!r}"
+
     async def __aenter__(self) -> AsyncStream:
         return self
 

@@ -322,7 +322,7 @@ def predict(
     probabilities: bool = False,
     top: int = 1,
     horizon: int = 1,
-    beam: int | None = None,
+    beam_size: int | None = None,
     n_best: int = 1,
     device: torch.device | None = None,
 ) -> Predictions:
@@ -332,7 +332,12 @@ def predict(
     check_whole("batch_size", batch_size, 1)
     task = make_task(saved.preprocessor, saved.model.config, saved.model)
     check_options(
-        task, horizon=horizon, probabilities=probabilities, top=top, beam=beam, n_best=n_best
+        task,
+        horizon=horizon,
+        probabilities=probabilities,
+        top=top,
+        beam_size=beam_size,
+        n_best=n_best,
     )
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
@@ -345,7 +350,7 @@ def predict(
         batches = (
             batch.inputs.to(device) for batch in in_order(dataset, BatchLimit(sequences=batch_size))
         )
-        options = {"top": top, "beam": beam, "n_best": n_best}
+        options = {"top": top, "beam_size": beam_size, "n_best": n_best}
         options = {name: value for name, value in options.items() if name in task.options}
         columns = task.predict(
             model, batches, horizon=horizon, probabilities=probabilities, **options
@@ -365,7 +370,7 @@ def evaluate(
     top: int = 1,
     horizon: int = 1,
     backtests: int = 1,
-    beam: int | None = None,
+    beam_size: int | None = None,
     device: torch.device | None = None,
 ) -> Evaluation:
     """Return loss, metrics and baselines of a model on data with targets. ``device=None`` is the
@@ -379,7 +384,7 @@ def evaluate(
     preprocessor = saved.preprocessor
     dataset = preprocessor.apply(records)
     task = make_task(preprocessor, saved.model.config, saved.model)
-    check_options(task, horizon=horizon, top=top, beam=beam)
+    check_options(task, horizon=horizon, top=top, beam_size=beam_size)
     check_whole("backtests", backtests, 1)
     if backtests > 1 and horizon == 1:
         fix = f"pass {argument('horizon')} too, or leave it out"
@@ -387,7 +392,9 @@ def evaluate(
     task.check(records)
     model = saved.model.to(device)
     options = {
-        name: value for name, value in (("top", top), ("beam", beam)) if name in task.options
+        name: value
+        for name, value in (("top", top), ("beam_size", beam_size))
+        if name in task.options
     }
     totals = Totals()
     meter = task.meter(model, records, **options)
@@ -424,15 +431,15 @@ def sample(
     length: int = 200,
     temperature: float = 1.0,
     seed: int = 0,
-    beam: int | None = None,
+    beam_size: int | None = None,
     device: torch.device | None = None,
 ) -> list[str]:
     """Draw ``count`` texts from a language model, each at most ``length`` tokens longer than
     ``prompt``.
 
     Logits are divided by ``temperature``; 0 chooses the likeliest token. The same seed gives the
-    same texts. With ``beam`` nothing is drawn: the texts are the likeliest that a beam search
-    finds, at most ``beam``, the likeliest first. ``device=None`` is the CPU.
+    same texts. With ``beam_size`` nothing is drawn: the texts are the likeliest that a beam search
+    finds, at most ``beam_size``, the likeliest first. ``device=None`` is the CPU.
     """
     if saved.task != "language":
         fix = "train a model with the task language"
@@ -446,8 +453,8 @@ def sample(
     check_real(
         "temperature", temperature, rule, lambda number: 0 <= number < float("inf"), "pass e.g. 0.8"
     )
-    if beam is not None:
-        check_whole("beam", beam, 1, most=_MOST_BEAM)
+    if beam_size is not None:
+        check_whole("beam_size", beam_size, 1, most=_MOST_BEAM)
         if temperature != 1:
             rule = "1, its default, with a beam, which searches the likeliest texts"
             raise ArgumentError("temperature", quote(temperature), rule, "leave it out")
@@ -471,10 +478,10 @@ def sample(
 
     model = saved.model.to(device)
     with answering(model):
-        if beam is None:
+        if beam_size is None:
             drawn = model.generate(Ragged([start] * count), length, pick).tolist()
         else:
-            hypotheses = model.search(Ragged([start]), length, beam, min(count, beam))
+            hypotheses = model.search(Ragged([start]), length, beam_size, min(count, beam_size))
             drawn = [tokens.tolist() for tokens in hypotheses.tokens]
     texts = []
     for row in drawn:
@@ -502,7 +509,7 @@ def check_options(
     horizon: int = 1,
     top: int = 1,
     probabilities: bool = False,
-    beam: int | None = None,
+    beam_size: int | None = None,
     n_best: int = 1,
 ) -> None:
     """Raise if an option of a prediction is invalid or does not exist for the task."""
@@ -510,16 +517,16 @@ def check_options(
     for name, value, is_set in (
         *((name, check_whole(name, number, 1), number != 1) for name, number in numbers.items()),
         ("probabilities", probabilities, probabilities),
-        ("beam", beam, beam is not None),
+        ("beam_size", beam_size, beam_size is not None),
     ):
         if is_set and name not in task.options:
             tasks = [task for task, kind in CLASSES.items() if name in kind.options]
             rule = f"left out except for the task {' or '.join(tasks)}"
             raise ArgumentError(name, quote(value), rule, "leave it out")
     check_whole("n_best", n_best, 1, most=_MOST_BEAM)
-    if beam is not None and check_whole("beam", beam, 1, most=_MOST_BEAM) < n_best:
-        fix = f"pass a larger {argument('beam')}, or leave it out"
-        raise ArgumentError("n_best", f"{n_best}", f"at most the beam, {beam}", fix)
+    if beam_size is not None and check_whole("beam_size", beam_size, 1, most=_MOST_BEAM) < n_best:
+        fix = f"pass a larger {argument('beam_size')}, or leave it out"
+        raise ArgumentError("n_best", f"{n_best}", f"at most the beam size, {beam_size}", fix)
 
 
 def _short(entry: Any) -> str:

@@ -246,7 +246,7 @@ class _Sets:
             "all_labels_micro_f1": 2 * total / max(total + self.count * len(self.labels), 1),
         }
         columns = {
-            "F1": scores,
+            "f1": scores,
             "precision": self.both / self.predicted,
             "recall": self.both / self.true,
             "threshold": self.thresholds.double(),
