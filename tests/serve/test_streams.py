@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -20,12 +21,16 @@ import pytest
 import torch
 import websockets.sync.client as websockets
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State as Connected
+from websockets.streams import StreamReader
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, ClosedError, ShapeError
 from raglane.serve import AsyncClient, Client, Engine
 from raglane.serve.app import create_app
-from raglane.serve.continued import State
+from raglane.serve.continued import State, Streams
+from raglane.serve.wire import Socket
 from servers import served
 
 RECORD = struct.Struct("<II")
@@ -524,6 +529,39 @@ def test_a_refused_handshake(where: str) -> None:
     with pytest.raises(InvalidStatus) as caught, connection(f"ws://{where}/nothing"):
         pass
     assert caught.value.response.status_code == 404
+
+
+@pytest.mark.parametrize("size", [0, 125, 126, 65_535, 65_536, 70_000])
+def test_heads_of_all_sizes(size: int) -> None:
+    written: list[bytes] = []
+    link: Any = Socket.__new__(Socket)
+    link._conn = SimpleNamespace(state=Connected.OPEN)
+    link._transport = SimpleNamespace(write=written.append)
+    content = bytes(range(256)) * (size // 256 + 1)
+    link.send(content[:size])
+    link.send("x" * size)
+    for expected in (Frame(Opcode.BINARY, content[:size]), Frame(Opcode.TEXT, b"x" * size)):
+        reader = StreamReader()
+        reader.feed_data(written.pop(0))
+        parsing = Frame.parse(reader.read_exact, mask=False)
+        with pytest.raises(StopIteration) as end:
+            next(parsing)
+        assert end.value.value == expected
+
+
+def test_a_client_forgets_frames_before_a_state() -> None:
+    facts = {"shape": [3], "datatype": "FP32"}
+    streams = Streams(100)
+    streams.greet(json.dumps({"model": "layer", "frames": facts, "results": facts}))
+    stream, _ = streams.open(None)
+    rows = np.arange(15, dtype=np.float32).reshape(5, 3)
+    streams.push(stream, rows[:3])
+    streams.push(stream, rows[3:])
+    for at in (2, 3, 4, 5):
+        streams.receive(json.dumps({"stream": 0, "state": "AAAA", "at": at}))
+        _, *records = streams.again()
+        expected = RECORD.pack(0, 5 - at) + rows[at:].tobytes()
+        assert records == ([expected] if at < 5 else [])
 
 
 # ---- overload ----------------------------------------------------------------------------------------
