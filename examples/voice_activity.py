@@ -304,9 +304,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
     served = live(engine, calls)
     whole = engine.run(rl.Ragged(list(calls)))
     is_equal = all(torch.equal(one, other) for one, other in zip(served, whole, strict=True))
-    print(
-        f"{len(calls)} live calls, {whole.numel()} frames: equal to whole sequences: {is_equal}"
-    )
+    print(f"{len(calls)} live calls, {whole.numel()} frames: equal to whole sequences: {is_equal}")
     found, right = whole.squeeze(-1) > 0, rl.Ragged(list(voiced)) > 0
     hits = found[right].float().mean().item()
     rejections = (~found[~right]).float().mean().item()

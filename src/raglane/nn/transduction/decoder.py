@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from raglane._utils import checks
 from raglane._utils.memory import check_pairs
 from raglane._utils.tracing import never_recorded
+from raglane.nn.encoder import CellName
 from raglane.nn.losses.ctc import check_classes, check_labels
 from raglane.nn.losses.elements import cross_entropy
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -101,7 +102,7 @@ class AttentionDecoder(TokenReader):
         num_tokens: int,
         memory_size: int,
         hidden_size: int,
-        cell: str | Callable[..., RecurrentLayer] = "lstm",
+        cell: CellName | Callable[..., RecurrentLayer] = "lstm",
         *,
         attention: Literal["additive", "dot", "location"] = "additive",
         order: Literal["luong", "bahdanau"] = "luong",
