@@ -325,8 +325,41 @@ def test_results_as_json(work: Path, tmp_path: Path, capsys: Capsys) -> None:
     assert json.loads(prints(bench, capsys))[0]["rows"]
 
 
-def test_train_without_data_names_the_demo(capsys: Capsys) -> None:
-    fails(["train"], capsys, "data must be a file or a folder", "raglane demo trains")
+@pytest.mark.parametrize("command", ["train", "tune"])
+@pytest.mark.parametrize("options", [[], ["--epochs", "1"], ["--quiet", "--seed", "3"]])
+def test_training_without_data_names_the_demo(
+    command: str,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capsys,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fails([command, *options], capsys, "data must be a file or a folder", "raglane demo trains")
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("bptt", [[], ["--bptt-steps", "3"]])
+def test_a_dry_run_writes_nothing(
+    work: Path, bptt: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = ["--task", "forecast", "--feature-column", "x"] if bptt else []
+    time = ["--time-column", "hour"]
+    command = ["train", str(work / "steps.csv"), *time, *FAST, *task, *bptt, "--output", "run"]
+    printed = prints([*command, "--dry-run"], capsys, "model: GRU, ", ", on cpu", "first batch: ")
+    assert tree(tmp_path) == {}
+    assert "and write run; nothing is written" in printed.splitlines()[-1]
+    assert main([*command, "--quiet"]) == 0
+    first = read_csv(Path("run/curves.csv"))[0]
+    if not bptt:  # one batch of all sequences, before the first step
+        assert f"loss {float(first['train_loss']):.4f};" in printed
+    before = tree(tmp_path)
+    fails([*command, "--dry-run"], capsys, "which contains a run")
+    prints([*command, "--dry-run", "--overwrite"], capsys, "nothing is written")
+    resume = ["train", "--resume", "--output", "run", "--dry-run"]
+    fails(resume, capsys, "--dry-run must be used without --resume")
+    assert tree(tmp_path) == before
 
 
 def test_the_help_of_train_lists_the_common_options(capsys: Capsys) -> None:
@@ -347,3 +380,44 @@ def test_a_flag_can_be_undone(work: Path, tmp_path: Path) -> None:
     undone = ["--config", str(config), "--no-bidirectional", "--output", str(folder)]
     assert main([*train, *undone]) == 0
     assert not json.loads((folder / "run.json").read_text())["settings"]["bidirectional"]
+
+
+def test_lists_are_repeated_or_have_commas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    """A column whose name has a comma is one column."""
+    monkeypatch.chdir(tmp_path)
+    rows: list[list[Any]] = [["id", "a", "b", '"d,e"', "y"]]
+    rows += [[f"s{n}", n, n % 3, -n, "uv"[n % 2]] for n in range(12) for _ in range(2)]
+    _write_csv(Path("ok.csv"), rows)
+    train = ["train", "ok.csv", "--label-column", "y", *FAST, "--dry-run"]
+    for words, channels in (
+        (["a,b"], 2),
+        (["a", "b"], 2),
+        (["a, b", "d,e"], 3),
+        (["d,e"], 1),
+        (["d,e,a"], None),
+        (["a,c"], None),
+    ):
+        named = [word for name in words for word in ("--feature-column", name)]
+        if channels is None:
+            fails(
+                [*train, *named], capsys, "no column 'd'" if "d,e,a" in words else "no column 'c'"
+            )
+        else:
+            number = f"{channels} channel" + "s" * (channels > 1)
+            prints([*train, *named], capsys, f" elements of {number}")
+    convert = ["convert", "ok.csv", "made", "--label-column", "y", "--feature-column", "a,b"]
+    prints(convert, capsys, "2 channels")
+    quantiles = ["--task", "forecast", "--loss", "quantile", "--quantile", "0.1,0.5"]
+    named = ["--feature-column", "a,b", "--output", "run"]
+    command = ["train", "ok.csv", *named, *quantiles, "--quantile=0.9", *FAST, "--quiet"]
+    assert main(command) == 0
+    settings = json.loads(Path("run/run.json").read_text())["settings"]
+    assert settings["quantile"] == [0.1, 0.5, 0.9]
+    bench = ["bench", "--cells", "gru", "--cells=rnn", "--sizes", "3x5x4", "--modes", "infer"]
+    table = json.loads(prints([*bench, "--json", "-"], capsys))[0]
+    assert [row[0] if isinstance(row, list) else row["cell"] for row in table["rows"]] == [
+        "gru",
+        "rnn",
+    ]

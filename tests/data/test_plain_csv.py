@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from raglane.data import Columns, read
-from raglane.data.formats import csv, plain_csv
-from raglane.data.typed import Typed, Written, numbers_in
+from raglane.data.sources import csv, plain_csv
+from raglane.data.typed.column import Typed, Written, numbers_in
 from raglane.errors import DataError
 from small_files import same
 
@@ -38,7 +38,7 @@ def test_a_plain_file_is_read_as_any_other(tmp_path: Path, seed: int) -> None:
     ]
     path.write_text("id,t,x,y,word\n" + "\n".join(rows) + "\n" * (seed % 2))
     with mock.patch.object(plain_csv, "LEAST", 0):
-        entries, _ = csv.entries_of(path, Columns())
+        entries = csv.table_of(path, Columns()).columns
     assert all(isinstance(column, Typed) for column in entries.values())
     for columns in (
         Columns(task="forecast"),

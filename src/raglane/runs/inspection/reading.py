@@ -16,17 +16,18 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, require
-from raglane.data.conversion import Progress
+from raglane.data.assemble.pieces import Alike
+from raglane.data.assemble.streams import parquet_pieces
 from raglane.data.formats import FORMATS, pick
 from raglane.data.formats import read as read_records
-from raglane.data.formats.base import check_readable, check_text, data_error
-from raglane.data.formats.ipc import is_converted, parquet_pieces, read_parquet, readable
-from raglane.data.formats.pieces import Alike
-from raglane.data.fragments import Layout
-from raglane.data.missing import BLOCKS
+from raglane.data.prepare.missing import BLOCKS
+from raglane.data.prepare.statistics import FeatureCounts, Statistics
 from raglane.data.reading import japanese_vowels
 from raglane.data.records import NO_ROLES, Columns, Records, RoleNotes, note_single
-from raglane.data.statistics import FeatureCounts, Statistics
+from raglane.data.sources.files import check_readable, check_text, data_error
+from raglane.data.sources.ipc import is_converted, readable
+from raglane.data.store.conversion import Progress
+from raglane.data.store.fragments import Layout
 from raglane.errors import DataError
 from raglane.runs.sources import DEFAULT_DATA
 
@@ -147,7 +148,7 @@ def _note_zeros(records: Records) -> tuple[str, ...]:
 
 def contents_of_folder(path: Path) -> Contents:
     """Return the contents of a converted folder from its statistics, without reading the data."""
-    from raglane.data.shards import Shards
+    from raglane.data.store.shards import Shards
 
     store, _ = Shards.of(path)
     return _contents(
@@ -318,4 +319,4 @@ def contents_of_parquet(path: Path, columns: Columns, progress: Progress) -> Con
         if alike.layout is not None:
             contents = _contents(path, np.concatenate(lengths), counted, alike.layout, ())
             return _noted(contents, records)
-    return contents_of(read_parquet(path, columns), path)
+    return contents_of(read_records(path, columns, "parquet"), path)
