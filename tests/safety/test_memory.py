@@ -441,8 +441,8 @@ def test_negative_views() -> None:
         rl.Ragged.from_flat(given.values, lengths=torch._neg_view(-given.lengths)),
     ):
         assert layer(other)[0].values.equal(wanted.values)
-    states = tuple(torch.randn_like(state) for state in final)
-    mirrored_states = tuple(torch._neg_view(-state) for state in states)
+    states = torch.randn_like(final[0]), torch.randn_like(final[1])
+    mirrored_states = torch._neg_view(-states[0]), torch._neg_view(-states[1])
     for mode in (torch.no_grad(), torch.enable_grad()):
         with mode:
             assert layer(given, mirrored_states)[0].values.equal(layer(given, states)[0].values)
