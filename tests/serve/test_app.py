@@ -156,16 +156,14 @@ def test_predict_of_an_engine_and_of_a_table(client: TestClient, run: rl.Run) ->
 def test_transcriptions_are_of_whole_sequences() -> None:
     run = rl.fit(["a b a", "b b a a"] * 6, ["xy", "x"] * 6, task="transcribe", **_SMALL)
     with TestClient(_app({"run": run}, slots=2)) as client:
-        answer = client.post("/predict", json={"sequences": ["a b b", ""], "beam": 1})
+        answer = client.post("/predict", json={"sequences": ["a b b", ""], "beam_size": 1})
         assert answer.status_code == 200, answer.text
         expected = run.predict(["a b b", ""]).columns
         assert answer.json()["predictions"] == {
             name: expected[name] for name in ("prediction", "score", "times")
         }
-        for beam in (0, 1001):
-            assert (
-                client.post("/predict", json={"sequences": ["a"], "beam": beam}).status_code == 400
-            )
+        for options in ({"beam_size": 0}, {"beam_size": 1001}, {"beam": 1}):
+            assert client.post("/predict", json={"sequences": ["a"], **options}).status_code == 400
         with client.websocket_connect("/stream") as stream:
             assert "task other than transcribe" in stream.receive_json()["error"]
 
