@@ -41,11 +41,11 @@ class Engine:
             other, or a module that maps a Ragged batch to a Ragged or a tensor, element by element.
             A vector per sequence, e.g. of a pooling, becomes the vector of the elements so far. The
             engine copies what it needs.
-        slots: the most open streams.
+        max_streams: the largest number of open streams.
         threads: the threads of a step.
         max_queue: the most frames of a stream that wait, and the most results.
         chunk: the most frames of a stream in one step; None for all.
-        features: the shape of a frame, if it does not follow from the first module.
+        feature_shape: the shape of a frame, if it does not follow from the first module.
         dtype: ``torch.int8`` for int8 weights of RNN, LSTM and GRU, as :func:`raglane.pack_weights`; None
             for those of the model.
         nan: ``"raise"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with
@@ -59,7 +59,7 @@ class Engine:
         ArgumentError, ArgumentTypeError: another argument is invalid.
 
     Example:
-        >>> engine = Engine(rl.nn.LSTM(3, 4).eval(), slots=100)
+        >>> engine = Engine(rl.nn.LSTM(3, 4).eval(), max_streams=100)
         >>> one, two = engine.open(), engine.open()
         >>> one.push(torch.randn(5, 3)), two.push(torch.randn(1, 3))
         (None, None)
@@ -73,17 +73,17 @@ class Engine:
         self,
         model: Any,
         *,
-        slots: int,
+        max_streams: int,
         threads: int = 1,
         max_queue: int = 1024,
         chunk: int | None = None,
-        features: int | Sequence[int] | None = None,
+        feature_shape: int | Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
         nan: Literal["raise", "pass"] = "raise",
         idle: float | None = None,
         on_idle: Callable[[Stream], object] | None = None,
     ) -> None:
-        self.slots = check_count("slots", slots)
+        self.max_streams = check_count("max_streams", max_streams)
         self.threads = check_whole("threads", threads, 1, most=_MOST_THREADS)
         self.max_queue = check_count("max_queue", max_queue)
         self.chunk = self.max_queue if chunk is None else check_count("chunk", chunk)
@@ -94,10 +94,10 @@ class Engine:
                 "on_idle", on_idle, Callable, "a function of a stream, or None", "pass a function"
             )
         self._on_idle = on_idle
-        self._options = features, dtype, nan == "pass"
+        self._options = feature_shape, dtype, nan == "pass"
         self._accept(frames_of(model, *self._options))
         self._new_pools()
-        slots = 2 * self.slots
+        slots = 2 * self.max_streams
         self._new_runner()
         # The first states are still to be written, at the next step.
         self._is_fresh = np.zeros(slots, bool)
@@ -140,18 +140,18 @@ class Engine:
         self._runner.run(1, 1)
 
     def __repr__(self) -> str:
-        return f"Engine({self._open} of {self.slots} streams, {len(self._prepared.stages)} stages)"
+        return f"Engine({self._open} of {self.max_streams} streams, {len(self._prepared.stages)} stages)"
 
     def _accept(self, accepts: Frames) -> None:
         self.accepts = accepts
         self._prepared = accepts.prepared
-        self.features = self._prepared.features
+        self.feature_shape = self._prepared.features
         self.digest = self._prepared.digest
 
     def _new_pools(self) -> None:
         # A slot that is closed during its step is free after it, so there are more slots than
         # streams.
-        self._pools = self._prepared.pools(2 * self.slots)
+        self._pools = self._prepared.pools(2 * self.max_streams)
         self._states = [pool for pools in self._pools for pool in pools]
 
     def _new_runner(self) -> None:
@@ -173,11 +173,11 @@ class Engine:
         """
         with self._lock:
             self._raise_failure()
-            if self._open >= self.slots:
+            if self._open >= self.max_streams:
                 self._counts["refused"] += 1
-                got = f"{self.slots} open streams"
-                fix = "close a stream, or pass more slots"
-                raise BusyError("slots", got, "more than the number of open streams", fix)
+                got = f"{self.max_streams} open streams"
+                fix = "close a stream, or pass a larger number"
+                raise BusyError("max_streams", got, "more than the number of open streams", fix)
             rows = None if state is None else unpacked(state, self._prepared)
             slot = self._free.pop() if self._free else self._used
             self._used = max(self._used, slot + 1)
@@ -275,7 +275,7 @@ class Engine:
     def _pull(self, stream: Stream, most: int | None = None, waiter: Any = None) -> Tensor:
         if most is not None:
             # A task that waits for no result would wait for ever.
-            most = check_whole("most", most, 0 if waiter is None else 1)
+            most = check_whole("max_items", most, 0 if waiter is None else 1)
         with self._lock:
             slot = stream._open_slot()
             self._raise_failure()
@@ -343,7 +343,7 @@ class Engine:
                 none was removed.
 
         Example:
-            >>> engine = Engine(rl.nn.LSTM(3, 4).eval(), slots=100)
+            >>> engine = Engine(rl.nn.LSTM(3, 4).eval(), max_streams=100)
             >>> streams = [engine.open() for _ in range(50)]
             >>> engine.push(streams, torch.randn(50, 3))
             >>> engine.step()
@@ -759,7 +759,7 @@ class Engine:
             statistics: dict[str, Any] = {
                 "works": self._error is None,
                 "streams": self._open,
-                "slots": self.slots,
+                "slots": self.max_streams,
                 "ready": int(np.count_nonzero(self._frames.counts[: self._used])),
                 "queued": len(self._frames),
                 "results": len(self._results),
