@@ -133,12 +133,6 @@ class DataError(ArgumentError):
     fixes: Mapping[str, str] = {}
 
 
-class UnfitColumnError(DataError):
-    """No column has the type that a task needs, or several ``candidates`` have (internal)."""
-
-    candidates: tuple[str, ...] = ()
-
-
 class CheckpointError(DataError):
     """A saved model cannot be read."""
 

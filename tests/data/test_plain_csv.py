@@ -38,7 +38,7 @@ def test_a_plain_file_is_read_as_any_other(tmp_path: Path, seed: int) -> None:
     ]
     path.write_text("id,t,x,y,word\n" + "\n".join(rows) + "\n" * (seed % 2))
     with mock.patch.object(plain_csv, "LEAST", 0):
-        entries, _ = csv.entries_of(path, Columns())
+        entries = csv.table_of(path, Columns()).columns
     assert all(isinstance(column, Typed) for column in entries.values())
     for columns in (
         Columns(task="forecast"),

@@ -24,7 +24,7 @@ def test_a_csv_file_is_parsed_once(tmp_path: Path) -> None:
     for text, task, columns in cases:
         path = tmp_path / "data.csv"
         path.write_text(text)
-        with mock.patch.object(csv, "entries_of", side_effect=csv.entries_of) as parsed:
+        with mock.patch.object(csv, "table_of", side_effect=csv.table_of) as parsed:
             run = rl.fit(path, **columns, **options)
         assert (run.task, parsed.call_count) == (task, 1)
 
@@ -34,6 +34,6 @@ def test_the_lines_of_a_json_file_are_parsed_once(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     rows = [{"x": [x, x + 1], "y": [label, 1 - label % 2]} for _, x, label in _ROWS]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with mock.patch.object(jsonl, "_row", side_effect=jsonl._row) as parsed:
+    with mock.patch.object(jsonl, "row_of", side_effect=jsonl.row_of) as parsed:
         run = rl.fit(path, sequence="x", epochs=1, hidden_size=4, threads=1)
     assert (run.task, parsed.call_count) == ("tag", len(rows))

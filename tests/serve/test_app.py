@@ -305,6 +305,23 @@ def test_bodies_and_frames_of_another_form(client: TestClient) -> None:
         assert "engine" not in text
 
 
+def test_options_of_streams_do_not_mix(client: TestClient, run: rl.Run) -> None:
+    frames = {"frames": _walks()[0][:1].tolist()}
+    queries: dict[str, set[str]] = {
+        "": set(),
+        "&probabilities=true": {"p_up", "p_down"},
+        "&outputs=true": {"outputs"},
+        "&outputs=false&top=2": {"top", "top_probability"},
+    }
+    with ExitStack() as stack:
+        for query, names in (*queries.items(), *queries.items()):
+            address = f"/stream?model=run{query}"
+            stream = stack.enter_context(client.websocket_connect(address))
+            stream.send_json(frames)
+            answer = stream.receive_json()
+            assert set(answer) - {"at", "prediction", "probability"} == names, (query, answer)
+
+
 def test_a_message_longer_than_the_queue(client: TestClient) -> None:
     values = torch.randn(1000, 3)
     found: list[list[float]] = []

@@ -194,3 +194,23 @@ def test_missing_numbers_and_columns_of_a_module() -> None:
         Engine(fit(SERIES, LABELS), max_streams=1).open().push(HOLES[1])
     with pytest.raises(ArgumentError, match="model must be a run"):
         Engine(rl.nn.GRU(3, 4), max_streams=1).columns(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("change", ["labels", "channels", "task"])
+def test_a_swap_to_a_run_of_another_meaning(change: str) -> None:
+    """Although its frames and results have the same shapes."""
+    walks = [np.random.default_rng(seed).normal(size=(5, 2)) for seed in range(8)]
+    options: dict[str, Any] = {"epochs": 1, "hidden_size": 4, "validation_fraction": 0}
+    run = rl.fit(walks, ["up", "down"] * 4, **options)
+    engine = Engine(run, max_streams=1)
+    engine.swap(rl.fit(walks, ["down", "up"] * 4, **options))
+    labels: Any = ["up", "left"] * 4 if change == "labels" else ["up", "down"] * 4
+    data: Any = walks
+    if change == "channels":
+        pandas = pytest.importorskip("pandas")
+        data = [pandas.DataFrame(walk, columns=["x", "y"]) for walk in walks]
+    if change == "task":
+        labels = [["up"], ["down"]] * 4
+        options["task"] = "multilabel"
+    with pytest.raises(ShapeError, match="same task, channels, tokens and labels"):
+        engine.swap(rl.fit(data, labels, **options))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
+from raglane.errors import ShapeError
 from raglane.serve import Engine
 from raglane.serve.streams import Stream
 from raglane.training.model import with_dropout
@@ -242,6 +243,22 @@ def test_swap_goes_on_or_restarts() -> None:
     stream.push(part[1:])
     engine.step()
     assert torch.equal(stream.pull(), new)
+
+
+def test_a_restart_with_other_states() -> None:
+    part = sequences(3, torch.float32)[2]
+    engine = Engine(rl.nn.LSTM(6, 4).eval(), max_streams=1)
+    stream = engine.open()
+    stream.push(part)
+    engine.step()
+    stream.pull()
+    other = rl.nn.GRU(6, 4).eval()
+    with pytest.raises(ShapeError, match="Pass restart=True"):
+        engine.swap(other)
+    engine.swap(other, restart=True)
+    stream.push(part)
+    engine.step()
+    assert torch.equal(stream.pull(), other(part)[0])
 
 
 def test_a_state_moves_to_another_process_of_the_same_model() -> None:

@@ -11,7 +11,8 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -20,12 +21,16 @@ import pytest
 import torch
 import websockets.sync.client as websockets
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State as Connected
+from websockets.streams import StreamReader
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, ClosedError, ShapeError
 from raglane.serve import AsyncClient, Client, Engine
 from raglane.serve.app import create_app
-from raglane.serve.continued import State
+from raglane.serve.continued import State, Streams
+from raglane.serve.wire import Socket
 from servers import served
 
 RECORD = struct.Struct("<II")
@@ -526,6 +531,39 @@ def test_a_refused_handshake(where: str) -> None:
     assert caught.value.response.status_code == 404
 
 
+@pytest.mark.parametrize("size", [0, 125, 126, 65_535, 65_536, 70_000])
+def test_heads_of_all_sizes(size: int) -> None:
+    written: list[bytes] = []
+    link: Any = Socket.__new__(Socket)
+    link._conn = SimpleNamespace(state=Connected.OPEN)
+    link._transport = SimpleNamespace(write=written.append)
+    content = bytes(range(256)) * (size // 256 + 1)
+    link.send(content[:size])
+    link.send("x" * size)
+    for expected in (Frame(Opcode.BINARY, content[:size]), Frame(Opcode.TEXT, b"x" * size)):
+        reader = StreamReader()
+        reader.feed_data(written.pop(0))
+        parsing = Frame.parse(reader.read_exact, mask=False)
+        with pytest.raises(StopIteration) as end:
+            next(parsing)
+        assert end.value.value == expected
+
+
+def test_a_client_forgets_frames_before_a_state() -> None:
+    facts = {"shape": [3], "datatype": "FP32"}
+    streams = Streams(100)
+    streams.greet(json.dumps({"model": "layer", "frames": facts, "results": facts}))
+    stream, _ = streams.open(None)
+    rows = np.arange(15, dtype=np.float32).reshape(5, 3)
+    streams.push(stream, rows[:3])
+    streams.push(stream, rows[3:])
+    for at in (2, 3, 4, 5):
+        streams.receive(json.dumps({"stream": 0, "state": "AAAA", "at": at}))
+        _, *records = streams.again()
+        expected = RECORD.pack(0, 5 - at) + rows[at:].tobytes()
+        assert records == ([expected] if at < 5 else [])
+
+
 # ---- overload ----------------------------------------------------------------------------------------
 
 
@@ -556,6 +594,96 @@ def test_an_overloaded_server_accepts_no_stream() -> None:
     for period in (0, -1, float("nan"), "x"):
         with pytest.raises((ArgumentError, ArgumentTypeError), match="period must be"):
             create_app({"layer": _engine()}, period=period)  # type: ignore[arg-type]
+
+
+def test_slow_steps_are_an_overload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the sequences over HTTP too; frames that wait are counted where they wait."""
+    engine = _engine(max_queue=4)
+    app = create_app({"layer": engine}, period=0.03)
+    compute = engine._compute
+
+    def slow(step: Any) -> None:
+        time.sleep(0.06)
+        compute(step)
+
+    monkeypatch.setattr(engine, "_compute", slow)
+    with served(app) as where:
+        many = _Many(where)
+        many.say(stream=1, open=True)
+        assert httpx2.get(f"http://{where}/health").json()["models"]["layer"]["longest"] == 0
+        many.socket.send(_record(1, torch.zeros(40, 3)))
+        while (answer := httpx2.get(f"http://{where}/health")).status_code == 200:
+            pass
+        facts = answer.json()["models"]["layer"]
+        assert facts["lag_seconds"] > 0.03
+        assert 4 < facts["longest"] < 40  # of a queue of 4
+        text = httpx2.get(f"http://{where}/metrics").text
+        assert float(text.partition('raglane_longest{model="layer"} ')[2].split()[0]) > 4
+        assert float(text.partition('raglane_queued{model="layer"} ')[2].split()[0]) > 4
+        frames = {"name": "frames", "shape": [1, 3], "datatype": "FP32", "data": [0, 0, 0]}
+        sequence = {"sequence_id": 1, "sequence_start": True}
+        body = {"inputs": [frames], "parameters": sequence}
+        answer = httpx2.post(f"http://{where}/v2/models/layer/infer", json=body)
+        assert answer.status_code == 503
+        assert "faster than a frame per 30 ms" in answer.json()["error"]
+        assert "faster than" in many.say(stream=2, open=True)["error"]
+        assert many.results(1, 40).shape == (40, 8)
+
+
+def test_dropped_frames_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of streams that are idle, of a step that fails, and of a server that ends; also frames behind a
+    message that waits.
+    """
+    error = RuntimeError("no")
+
+    def failing(_: Any) -> None:
+        raise error
+
+    for how in ("idle", "fail", "stop"):
+        engine = _engine(idle=1.0 if how == "idle" else 60)
+        app = create_app({"layer": engine})
+        rounds = app.state.server.served["layer"].rounds
+        with ExitStack() as stack:
+            where = stack.enter_context(served(app))
+            many = _Many(where)
+            many.say(stream=1, open=True)
+            many.say(stream=2, open=True)
+            single = websockets.connect(f"ws://{where}/stream").__enter__()
+            single.send(json.dumps({"frames": [[0.0] * 3] * 2}))
+            assert json.loads(single.recv())["at"] == 0
+            with monkeypatch.context() as patch:
+                patch.setattr(rounds, "wake", lambda: None)
+                if how == "fail":
+                    patch.setattr(engine, "_compute", failing)
+                single.send(json.dumps({"frames": [[0.0] * 3] * 3}))
+                many.socket.send(_record(1, torch.zeros(4, 3)))
+                many.socket.send(json.dumps({"stream": 1, "state": True}))
+                many.socket.send(_record(1, torch.zeros(2, 3)))
+                while len(rounds._arrived) < 2 or not many_lanes_wait(rounds):
+                    time.sleep(0.01)
+                if how == "fail":
+                    rounds._loop.call_soon_threadsafe(rounds._round)
+                if how == "stop":
+                    stack.close()
+                answer = json.loads(single.recv())
+                assert (answer["error"] != "", answer["dropped"]) == (True, 3)
+                with suppress(ConnectionClosed):
+                    while len(many.notes) < 4:
+                        many.listen()
+                dropped = {note.get("stream"): note.get("dropped") for note in many.notes[2:]}
+                expected = {1: 6, 2: None} if how == "idle" else {None: 6}
+                assert dropped == expected
+                codes = {"idle": 4408, "fail": 1011, "stop": 1001}
+                with pytest.raises(ConnectionClosed):
+                    single.recv()
+                assert single.close_code == codes[how]
+            many.socket.close()
+            single.close()
+
+
+def many_lanes_wait(rounds: Any) -> bool:
+    """Return True if a message and frames wait for the results of earlier ones."""
+    return any(lane is not None and len(lane.todo) == 2 for lane in rounds._lanes)
 
 
 def test_an_idle_stream_of_many() -> None:

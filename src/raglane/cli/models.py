@@ -77,7 +77,7 @@ def evaluate(
     raglane evaluate runs/meters later.csv --horizon 24 --backtests 7 -o results
     """
     from raglane._utils.files import check_writable
-    from raglane.data.store.stores import copies
+    from raglane.data.sources.locations import copies
     from raglane.runs.run import load
     from raglane.training.checkpoint import model_folder
     from raglane.training.folder import EVALUATION, IS_BACK, at_work

@@ -140,7 +140,7 @@ def command(function: Callable[..., None], common: str = "") -> Callable[..., No
             try:
                 for name, value in values.items():
                     if isinstance(value, _Url):
-                        from raglane.data.store.stores import fetched
+                        from raglane.data.sources.locations import fetched
 
                         values[name] = fetched(value)
                 _name_cells(values, sources)

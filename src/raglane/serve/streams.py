@@ -107,6 +107,7 @@ class Stream:
             slot = self._open_slot()
             engine._raise_failure()
             engine._is_fresh[slot] = True
+            engine._ages[slot] = 0
             engine._epochs[slot] += 1
             engine._is_interrupted = engine._running
             return int(engine._frames.drop(slot) + engine._results.drop(slot))

@@ -39,7 +39,7 @@ from raglane.data.assemble.pieces import (
     skipped_lines,
     without_bad_elements,
 )
-from raglane.data.formats import pieces
+from raglane.data.formats import pick
 from raglane.data.prepare.statistics import Statistics
 from raglane.data.records import LISTS, READING, Columns, Records, Skipped
 from raglane.data.sources.ipc import (
@@ -51,10 +51,11 @@ from raglane.data.sources.ipc import (
     is_converted,
     seal,
 )
+from raglane.data.sources.locations import fingerprint, local, size_of
 from raglane.data.store import shards
+from raglane.data.store.folders import expand
 from raglane.data.store.fragments import Layout, check_labels
 from raglane.data.store.shards import bounded, bytes_of, offsets_in, span_in, write_shard
-from raglane.data.store.stores import expand, fingerprint, local, size_of
 from raglane.errors import ArgumentError, DataError
 
 FORMAT = "raglane-dataset"
@@ -238,7 +239,7 @@ class _Writer:
         columns = self._state.columns or job.columns
         done = 0
         size = max(size_of(location), 1)
-        for piece in pieces(path, columns, job.format, start):
+        for piece in pick(path, job.format).pieces(path, columns, start):
             bad: list[Skipped] | None = [] if job.on_bad_row == "skip" else None
             read = 0
             kinds = set[str]()

@@ -12,7 +12,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import as_tensor
 from raglane._utils.messages import quote
-from raglane._utils.tracing import is_transformed
+from raglane._utils.tracing import is_for_onnx, is_transformed
 from raglane.errors import ArgumentError, ArgumentTypeError, DimensionError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.face.entry import (
@@ -23,6 +23,7 @@ from raglane.ragged.face.entry import (
     check_together,
     ragged_input,
     rows_of,
+    sure,
 )
 from raglane.segments.indexing import take_rows
 
@@ -179,9 +180,12 @@ def _bound(kind: Any, place: int, begins: Any, ends: Any) -> Any:
 
 def _step(batch: Any, step: int) -> Tensor:
     """Return one step of each sequence, ``(B, *features)``."""
-    batch._needs_elements("index of the steps", step + 1 if step >= 0 else -step)
+    least = step + 1 if step >= 0 else -step
+    batch._needs_elements("index of the steps", least)
     offsets = batch.offsets
     rows = offsets[:-1] + step if step >= 0 else offsets[1:] + step
+    if is_for_onnx():
+        rows = sure(rows, offsets.diff() >= least, batch._values.shape[0])
     return batch._values.index_select(0, rows)
 
 
@@ -199,9 +203,10 @@ def _pairs(batch: Any, sequences: Any, steps: Any) -> Tensor:
     )
     offsets = batch.offsets
     lengths = offsets.diff()[chosen]
-    batch._needs_steps("index", (within >= -lengths) & (within < lengths))
+    exists = (within >= -lengths) & (within < lengths)
+    batch._needs_steps("index", exists)
     rows = offsets[:-1][chosen] + torch.where(within < 0, within + lengths, within)
-    return batch._values[rows]
+    return batch._values[sure(rows, exists, batch._values.shape[0])]
 
 
 def masked_select(entry: Entry, args: Arguments, kwargs: Options) -> Tensor:

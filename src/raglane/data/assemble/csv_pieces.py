@@ -1,0 +1,219 @@
+"""CSV files and other tables in pieces of whole sequences, in constant memory."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from raglane._utils.messages import quote, require
+from raglane.data.assemble.elements import records_of_rows
+from raglane.data.assemble.grouping import is_plain
+from raglane.data.assemble.pieces import Piece, sift
+from raglane.data.assemble.rows import roles_of, row_piece
+from raglane.data.assemble.times import joined_ids
+from raglane.data.records import Columns, Records
+from raglane.data.roles import Facts, Roles, Shape
+from raglane.data.roles.rules import with_parts
+from raglane.data.sources.csv import check_bytes, chunks, header_of, named_columns, table_of
+from raglane.data.sources.lines import Start
+from raglane.data.typed.column import Column, Written
+from raglane.data.typed.decimals import Entries
+
+
+def csv_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
+    """Yield pieces of whole sequences; a position is a data row.
+
+    A first pass checks whether the rows of each sequence are consecutive. If not, the file is read
+    whole, because its last row may belong to its first sequence.
+    """
+    check_bytes(path)
+    rows = next(chunks(path, columns), np.empty((0, 0), dtype=object))
+    header = header_of(path, rows, columns)
+    columns = with_parts(columns, header)
+    # The first rows decide about a row per element; about steps and texts, all rows.
+    roles = roles_of(path, Facts(named_columns(header, rows[1:])), columns)
+    if roles.shape is Shape.ELEMENTS and roles.id:
+        places = tuple(map(header.index, roles.id))
+        is_consecutive, has_numbers = _survey_ids(chunks(path, columns), places)
+        if is_consecutive:
+            file = _File(path, header, places, columns, roles, has_numbers)
+            if start:
+                # The first rows decide how the others are read.
+                for piece in islice(file.pieces(0), 1):
+                    deque(sift(piece, []), maxlen=0)
+            yield from file.pieces(start[0] if start else 0)
+            return
+    if not start:
+        yield from column_pieces(path, table_of(path, columns).columns, columns)
+
+
+def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> Iterator[Piece]:
+    """Yield the sequences of typed columns as one piece."""
+    roles = roles_of(path, Facts(table), columns)
+    if roles.shape is not Shape.ELEMENTS:
+        yield row_piece(path, table, columns, roles)
+        return
+    if not roles.id:
+        count = len(next(iter(table.values())))
+        yield _series_piece(path, table, columns, roles, np.arange(count))
+        return
+    ids = joined_ids([table[name].words() for name in roles.id])
+    codes, different = Written(ids).codes()
+    has_numbers = all(map(is_plain, different))
+    order = np.argsort(codes, kind="stable")
+    names = list(table)
+    places = tuple(map(names.index, roles.id))
+    file = _File(path, names, places, columns, roles, has_numbers)
+    ordered = {name: column.take(order) for name, column in table.items()}
+    yield file.piece(ordered, order, len(order))
+
+
+def _series_piece(
+    path: Path,
+    table: Mapping[str, Column],
+    columns: Columns,
+    roles: Roles,
+    rows: npt.NDArray[np.int64],
+) -> Piece:
+    """Return one series as a piece; its rows can be left out one by one."""
+    facts = Facts(table)
+    words = [name for name in table if name not in roles.time and facts.share_of_words(name) > 0.5]
+    numbers = [name for name in table if name not in (*roles.time, *words)]
+    # A row by itself does not tell whether a column has numbers.
+    settled = replace(
+        columns, categorical=tuple(dict.fromkeys((*(columns.categorical or ()), *words)))
+    )
+
+    def read_rows(low: int, high: int) -> Records:
+        some = {name: column.take(slice(low, high)) for name, column in table.items()}
+        one_by_one = replace(settled, duplicate_times="keep")
+        return records_of_rows(path, some, one_by_one, roles, rows[low:high], not numbers)
+
+    def read(low: int, high: int) -> Records:  # noqa: ARG001
+        return records_of_rows(path, table, columns, roles, rows)
+
+    def without(bad: list[int]) -> Piece:
+        kept = np.delete(np.arange(len(rows)), bad)
+        some = {name: column.take(kept) for name, column in table.items()}
+        return _series_piece(path, some, columns, roles, rows[kept])
+
+    end = (len(rows),)
+    elements = Piece(len(rows), read_rows, end, lambda row: f"data row {rows[row]}")
+    return Piece(1, read, end, lambda _: "the series", elements, without)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file that is read in pieces: its columns, the places of the ids, their roles, and whether
+    all ids are numbers.
+    """
+
+    path: Path
+    header: list[str]
+    places: tuple[int, ...]
+    columns: Columns
+    roles: Roles
+    has_numbers: bool
+    # The columns of the first rows, and whether they contain tokens; later rows are read in the
+    # same way.
+    settled: list[tuple[Columns, bool]] = field(default_factory=list)
+
+    def pieces(self, start: int) -> Iterator[Piece]:
+        """Yield pieces from a data row on."""
+        for first, rows in _whole_sequences(chunks(self.path, self.columns), self.places, start):
+            numbers = np.arange(first, first + len(rows))
+            yield self.piece(named_columns(self.header, rows), numbers, first + len(rows))
+
+    def piece(self, table: Mapping[str, Column], numbers: npt.NDArray[np.int64], end: int) -> Piece:
+        """Return a piece of whole sequences; ``numbers`` are those of the rows in the file."""
+        ids = joined_ids([table[self.header[place]].words() for place in self.places])
+        starts = _run_starts(ids)
+        bounds = np.append(starts, len(numbers))
+
+        def place(row: int) -> str:
+            return f"data row {numbers[starts[row]]} (id {quote(ids[starts[row]])})"
+
+        def read(low: int, high: int) -> Records:
+            here = slice(int(bounds[low]), int(bounds[high]))
+            rows = {name: column.take(here) for name, column in table.items()}
+            columns, is_tokens = self.settled[0] if self.settled else (self.columns, None)
+            records = records_of_rows(
+                self.path, rows, columns, self.roles, numbers[here], is_tokens
+            )
+            if not self.settled:
+                self.settled.append((records.columns, records.is_tokens))
+            return (
+                records
+                if self.has_numbers
+                else replace(records, ids=tuple(map(str, records.ids or ())))
+            )
+
+        return Piece(len(starts), read, (end,), place)
+
+
+def _whole_sequences(
+    chunks: Iterator[Entries], places: tuple[int, ...], start: int
+) -> Iterator[tuple[int, Entries]]:
+    """Yield data rows from ``start`` on, in runs of whole sequences, each with the number of its
+    first row.
+    """
+    number = 0
+    first = start
+    held: Entries | None = None
+    for count, chunk in enumerate(chunks):
+        if held is not None:
+            # The last sequence may continue in this chunk.
+            cut = int(_run_starts(_ids_in(held, places))[-1])
+            if cut:
+                yield first, held[:cut]
+                first = first + cut
+                held = held[cut:]
+        # The header is a row of the first chunk.
+        rows = chunk[1:] if count == 0 else chunk
+        number, before = number + len(rows), number
+        rows = rows[max(start - before, 0) :]
+        if len(rows) == 0:
+            continue
+        held = rows if held is None else np.concatenate([held, rows])
+    if held is not None:
+        yield first, held
+
+
+def _ids_in(rows: Entries, places: tuple[int, ...]) -> Entries:
+    """Return the id of each row."""
+    if len(places) == 1:
+        return rows[:, places[0]]
+    return joined_ids([rows[:, place] for place in places])
+
+
+def _run_starts(ids: Entries) -> npt.NDArray[np.int64]:
+    """Return 0 and the places where an id differs from the previous one."""
+    return np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
+
+
+def _survey_ids(chunks: Iterator[Entries], places: tuple[int, ...]) -> tuple[bool, bool]:
+    """Return whether the rows of each sequence are consecutive, and whether all ids are whole
+    numbers.
+    """
+    pandas = require("pandas", "data")
+    hashes = []
+    has_numbers = True
+    last = None
+    for count, chunk in enumerate(chunks):
+        ids = _ids_in(chunk[int(count == 0) :], places)
+        if len(ids):
+            different = ids[_run_starts(ids)]
+            if different[0] == last:
+                different = different[1:]
+            last = ids[-1]
+            has_numbers = has_numbers and all(map(is_plain, different))
+            hashes.append(pandas.util.hash_array(different, categorize=False))
+    # Eight bytes per sequence. If two ids have the same hash, the file is read whole.
+    every = np.sort(np.concatenate(hashes)) if hashes else np.zeros(0, dtype=np.uint64)
+    return not bool((every[1:] == every[:-1]).any()), has_numbers
