@@ -162,11 +162,8 @@ def test_transcriptions_are_of_whole_sequences() -> None:
         assert answer.json()["predictions"] == {
             name: expected[name] for name in ("prediction", "score", "times")
         }
-        for beam in (0, 1001):
-            assert (
-                client.post("/predict", json={"sequences": ["a"], "beam_size": beam}).status_code
-                == 400
-            )
+        for options in ({"beam_size": 0}, {"beam_size": 1001}, {"beam": 1}):
+            assert client.post("/predict", json={"sequences": ["a"], **options}).status_code == 400
         with client.websocket_connect("/stream") as stream:
             assert "task other than transcribe" in stream.receive_json()["error"]
 

@@ -24,7 +24,7 @@ from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from pydantic import BaseModel, Field, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
@@ -62,6 +62,7 @@ _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}  # o
 class PredictRequest(BaseModel):
     """Whole sequences, or a table, and options of ``Run.predict``."""
 
+    model_config = ConfigDict(extra="forbid")  # a misspelt option would have no effect
     sequences: list[Any] | None = Field(
         None, description="lists of frames, lists of tokens, or texts"
     )
@@ -514,6 +515,9 @@ def _refused(first: Any) -> RefusedError:
     fix = "correct it; /openapi.json has the form of requests"
     if first["type"] == "json_invalid":
         return RefusedError(400, "body", str(first.get("ctx", {}).get("error")), "JSON", fix)
+    if first["type"] == "extra_forbidden":
+        names = quote_all(PredictRequest.model_fields)
+        return RefusedError(400, "option", quote(path[-1]), f"one of {names}", fix)
     got = "nothing" if first["type"] == "missing" else quote(first.get("input"))
     rule = "given" if first["type"] == "missing" else rule
     return RefusedError(400, ".".join(path) or "body", got, rule, fix)

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from raglane._utils import checks
 from raglane._utils.memory import check_pairs
 from raglane._utils.tracing import never_recorded
+from raglane.nn.encoder import CellName
 from raglane.nn.losses.ctc import check_classes, check_labels
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.transduction.attention import KINDS, Block, DecoderAttention, blocks_of
@@ -101,7 +102,7 @@ class AttentionDecoder(TokenReader):
         num_tokens: int,
         memory_size: int,
         hidden_size: int,
-        cell: str | Callable[..., RecurrentLayer] = "lstm",
+        cell: CellName | Callable[..., RecurrentLayer] = "lstm",
         *,
         attention: Literal["additive", "dot", "location"] = "additive",
         attention_order: Literal["luong", "bahdanau"] = "luong",
