@@ -111,7 +111,7 @@ def test_the_table_has_rows() -> None:
     assert not WORDS & REPLACED.keys()
     assert {
         "raglane.Ragged.from_padded",
-        "raglane.nn.init.xavier_",
+        "raglane.nn.init.xavier_uniform_",
         "raglane.packing.pad_sequence",
     } <= set(CALLABLES)
     assert {"raglane.sklearn.RecurrentClassifier.fit", "raglane.serve.streams.Stream.pull"} <= set(
