@@ -24,7 +24,7 @@ from raglane.training.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 # They have the names of another library's functions, which they replace.
-_FOREIGN = {"raglane.packing"}
+_FOREIGN = {"raglane.packing", "raglane.distributions"}
 # scikit-learn's own words.
 _SKLEARN = {"X", "y", "random_state"}
 
