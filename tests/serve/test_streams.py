@@ -350,7 +350,7 @@ def test_samples_in_chunks_of_any_size(where: str, kind: str) -> None:
         for chunk in chunks:
             stream.send(chunk)
         while len(found) < 40 * 32:
-            found += stream.recv(decode=False)
+            found += stream.recv(20, decode=False)
         rows = np.frombuffer(found, np.float32).reshape(40, 8)
         assert torch.equal(torch.tensor(rows), expected)
         stream.send(b"abc")
@@ -632,13 +632,14 @@ def test_answers_wait_for_a_client_that_does_not_read() -> None:
     sockets = app.state.server.sockets
     count = 20_000
     with served(app) as where, _silent(where, "/stream") as client:
-        thread = threading.Thread(
-            target=client.sendall, args=(_masked(1, b'{"state":true}') * count,)
-        )
+        data = _masked(1, b'{"state":true}') * count
+        thread = threading.Thread(target=client.sendall, args=(data,), daemon=True)
         thread.start()
         (link,) = sockets
-        while not link._is_paused:
+        until = time.monotonic() + 20
+        while not link._is_paused and time.monotonic() < until:
             time.sleep(0.01)
+        assert link._is_paused
         for _ in range(20):
             time.sleep(0.01)
             assert link._transport.get_write_buffer_size() < 2**20
