@@ -42,7 +42,7 @@ def _layer() -> rl.nn.LSTM:
 
 
 def _engine(**options: Any) -> Engine:
-    return Engine(_layer(), **{"slots": 50, **options})
+    return Engine(_layer(), **{"max_streams": 50, **options})
 
 
 def _offline(values: torch.Tensor) -> torch.Tensor:
@@ -509,7 +509,7 @@ def test_hosts_and_origins_of_sockets(
 
 
 def test_tokens_and_limits_of_sockets() -> None:
-    app = create_app({"layer": _engine(slots=3)}, token="secret", client_streams=2)
+    app = create_app({"layer": _engine(max_streams=3)}, token="secret", client_streams=2)
     with served(app) as where:
         for headers in ({}, {"Authorization": "Bearer secre"}, {"Authorization": "secret"}):
             for path in ("stream", "streams"):

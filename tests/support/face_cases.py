@@ -23,6 +23,7 @@ F.softplus(x); F.leaky_relu(x, 0.2); x.sigmoid(); torch.addcmul(x, x, y, value=0
 x.double(); x.long(); x.bool(); x.isnan(); torch.zeros_like(x); torch.full_like(x, 2.0); x.nan_to_num(); x.pow(3)
 x.sub(h); x.mul(torch.tensor(2.0)); x.logical_not(); x.round(); F.dropout(x, 0.5, False); x.clone()
 x.detach() + 0 * x
+True | m; True & m; True ^ m; 3 & i; 3 | i; 3 ^ i
 x.square(); torch.logaddexp(x, y); x - x.mean(1, keepdim=True); h.expand_as(x) * x; x.contiguous(); x.type_as(x)
 torch.isclose(x, y); x.eq(y); x.ne(0); x.sign(); x.atan2(y); x.bfloat16(); x.half(); x.int(); x.cpu()
 torch.sigmoid(x); torch.isin(i, torch.tensor([1, 2])); torch.bucketize(x, torch.tensor([0.0, 1.0]).double())
@@ -89,6 +90,7 @@ x[torch.arange(len(lens)), -1]; x[..., [0, 0]]; x[:, 1:][:, :-1]; torch.gather(x
 torch.take_along_dim(x, k, 1); x.gather(1, x.argsort(1)); torch.index_select(x, 1, torch.tensor([0, 0]))
 x.index_select(-1, torch.tensor([0, 0])); x[:, 0, ..., 0]; x[:, -1][:, None] * x; x[:, np.array([0])]
 x[:, 1:] - x[:, :-1]
+x[list(range(len(lens))), 0]
 x[:, :2**63 - 1]; x[:, -2**63:]; x[..., 0, None]; x.take_along_dim(x.argsort(1), 1); x[:, -3:-1]
 """
 

@@ -51,6 +51,7 @@ STEPS = {
     "swapdims": "torch.swapdims(x.unsqueeze(-1), 2, 3)",
     "take_along_dim": "torch.take_along_dim(x, k, 1)",
     "transpose": "x.unsqueeze(-1).transpose(-1, -2)",
+    "var": "x.var(1)",
 }
 # Those of functions of each element that the candidates below do not call as torch does.
 SPECIAL = {

@@ -345,6 +345,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.argsort.default: lambda self, *rest, **named: _sort(self, *rest, **named)[1],
         torch.ops.aten.argsort.stable: lambda self, **named: _sort_stable(self, **named)[1],
         torch.ops.aten.mean.default: _mean,
+        torch.ops.aten.floor_divide.default: _floor_divide,
         **torch._decomp.get_decompositions(_LOSSES),
         **{operator.default: composed[operator.default] for operator in _COMPOSED},
     }
@@ -435,6 +436,12 @@ def _repeat_rows(
 
 def _mean(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     return self.sum(dtype=dtype) / self.numel()
+
+
+def _floor_divide(self: Any, other: Any) -> Tensor:
+    # torch's translation fails for a number that is divided by a tensor.
+    dividend = self if isinstance(self, Tensor) else torch.full_like(other, self)
+    return torch.div(dividend, other, rounding_mode="floor")
 
 
 def _sort(self: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:

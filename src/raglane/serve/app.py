@@ -134,14 +134,14 @@ def create_app(
         period: the seconds between two frames of a live stream. While results take longer, the
             server is overloaded: it accepts no other streams. None to accept all that have a slot.
         **options: of the engines of runs and modules, see :class:`raglane.serve.Engine`; by default
-            1,000 ``slots``, and ``idle`` after 300 seconds.
+            1,000 ``max_streams``, and ``idle`` after 300 seconds.
 
     Raises:
         ArgumentError, ArgumentTypeError: an argument is invalid.
 
     Example:
         >>> from raglane.serve.app import create_app
-        >>> app = create_app({"lstm": rl.serve.Engine(rl.nn.LSTM(3, 4).eval(), slots=100)})
+        >>> app = create_app({"lstm": rl.serve.Engine(rl.nn.LSTM(3, 4).eval(), max_streams=100)})
     """
     if not models:
         raise ArgumentError("models", "none", "at least one model", "pass e.g. {'vowels': run}")
@@ -154,7 +154,7 @@ def create_app(
         check_real("period", period, rule, lambda number: number > 0, "pass e.g. 0.032")
     hosts = Hosts(allow_hosts, token)
     sites = check_names("origins", origins, "https://example.org")
-    defaults = {"slots": 1000, "idle": 300, "chunk": CHUNK}
+    defaults = {"max_streams": 1000, "idle": 300, "chunk": CHUNK}
     served = {
         name: Served(name, model, period=period, **{**defaults, **options})
         for name, model in models.items()
@@ -188,7 +188,7 @@ def settings(app: FastAPI) -> dict[str, Any]:
     Example:
         >>> import uvicorn
         >>> from raglane.serve.app import create_app, settings
-        >>> app = create_app({"lstm": rl.nn.LSTM(3, 4).eval()}, slots=10)
+        >>> app = create_app({"lstm": rl.nn.LSTM(3, 4).eval()}, max_streams=10)
         >>> uvicorn.run(app, port=8000, **settings(app))  # doctest: +SKIP
     """
     return {"ws": partial(Socket, app.state.server), "loop": "auto", "lifespan": "on"}

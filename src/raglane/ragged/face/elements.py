@@ -214,16 +214,22 @@ ROWS: dict[str, Row] = {
         with_others,
         "elements test_elements * assume_unique invert",
         default="elements",
+        refused="onnx",
     ),
     "bucketize": Row(
-        "each element", with_others, "input boundaries * out_int32 right", default="input"
+        "each element",
+        with_others,
+        "input boundaries * out_int32 right",
+        default="input",
+        refused="onnx",
     ),
     "searchsorted": Row(
         "each element",
         with_others,
         "sorted_sequence input * out_int32 right side sorter",
         default="input",
+        refused="onnx",
     ),
-    "frexp": Row("each element", with_others, "input", default="input"),
+    "frexp": Row("each element", with_others, "input", default="input", refused="onnx"),
     "dist": Row("reduction", dist, "input other p"),
 }

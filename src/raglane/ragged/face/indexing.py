@@ -103,6 +103,8 @@ def _numbers(entry: Any) -> Tensor:
         numbers = as_tensor(entry)
     except (TypeError, ValueError, RuntimeError):
         numbers = torch.empty(0)
+    if isinstance(entry, list) and not entry:  # which has no dtype
+        numbers = numbers.long()
     if numbers.dtype.is_floating_point or numbers.dtype.is_complex or numbers.dtype is torch.bool:
         rule = "an integer, a slice, or integers in a list or tensor"
         fix = "pass r[mask] with a Ragged of bools to choose elements"
@@ -219,4 +221,4 @@ def masked_select(entry: Entry, args: Arguments, kwargs: Options) -> Tensor:
     return torch.masked_select(batch._values, rows_of(entry.name, mask, batch))
 
 
-ROWS: dict[str, Row] = {"masked_select": Row("index", masked_select, "input mask")}
+ROWS: dict[str, Row] = {"masked_select": Row("index", masked_select, "input mask", refused="onnx")}
