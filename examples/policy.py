@@ -101,7 +101,7 @@ class Streams:
     """Acts by one engine: a stream per environment."""
 
     def __init__(self, policy: Policy, count: int) -> None:
-        self.engine = Engine(policy, slots=count)
+        self.engine = Engine(policy, max_streams=count)
         self.streams = [self.engine.open() for _ in range(count)]
 
     def act(self, places: Places, observations: npt.NDArray[np.float32]) -> Tensor:

@@ -299,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> float:
         train(model, speech, options.steps)
         if options.weights is not None:
             torch.save(model.state_dict(), options.weights)
-    engine = Engine(model.eval(), slots=max(1000, options.calls), features=FRAME)
+    engine = Engine(model.eval(), max_streams=max(1000, options.calls), feature_shape=FRAME)
     calls, voiced = zip(*[example(new) for _ in range(options.calls)], strict=True)
     served = live(engine, calls)
     whole = engine.run(rl.Ragged(list(calls)))

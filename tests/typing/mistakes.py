@@ -50,6 +50,7 @@ def states(batch: Ragged) -> None:
     h.relu()  # type: ignore[attr-defined]
     rl.nn.GRU(3, 4)(batch, (h, h), lenghts=3)  # type: ignore[call-overload]
     rl.nn.GRU(3, 4).step(torch.ones(3), h)  # type: ignore[arg-type]
+    rl.transduction.ctc_loss(batch, batch, reduction="avg")  # type: ignore[arg-type]
     rl.distributions.Normal(batch, sigma=1.0)  # type: ignore[call-arg]
     Ragged.from_flat(h, [1, 2])  # type: ignore[call-arg]
     rl.nn.Attention(4)(batch, memori=batch)  # type: ignore[call-arg]

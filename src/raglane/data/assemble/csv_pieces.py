@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +22,19 @@ from raglane.data.assemble.times import joined_ids
 from raglane.data.records import Columns, Records
 from raglane.data.roles import Facts, Roles, Shape
 from raglane.data.roles.rules import with_parts
-from raglane.data.sources.csv import check_bytes, chunks, header_of, named_columns, table_of
+from raglane.data.sources.csv import (
+    check_bytes,
+    chunks,
+    header_of,
+    named_columns,
+    plain_tables,
+    table_of,
+)
 from raglane.data.sources.lines import Start
-from raglane.data.typed.column import Column, Written
+from raglane.data.typed.column import Column, Written, concatenated
 from raglane.data.typed.decimals import Entries
+
+_Columns = dict[str, Column]
 
 
 def csv_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
@@ -39,10 +50,13 @@ def csv_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piec
     # The first rows decide about a row per element; about steps and texts, all rows.
     roles = roles_of(path, Facts(named_columns(header, rows[1:])), columns)
     if roles.shape is Shape.ELEMENTS and roles.id:
-        places = tuple(map(header.index, roles.id))
-        is_consecutive, has_numbers = _survey_ids(chunks(path, columns), places)
-        if is_consecutive:
-            file = _File(path, header, places, columns, roles, has_numbers)
+        tables = partial(plain_tables, path, header, columns)
+        survey = _survey(tables(), roles.id)
+        if survey is None:
+            tables = partial(_tables, path, header, columns)
+            survey = _survey(tables(), roles.id)
+        if survey is not None and survey.are_consecutive:
+            file = _File(path, columns, roles, survey.are_numbers, tables)
             if start:
                 # The first rows decide how the others are read.
                 for piece in islice(file.pieces(0), 1):
@@ -51,6 +65,15 @@ def csv_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piec
             return
     if not start:
         yield from column_pieces(path, table_of(path, columns).columns, columns)
+
+
+def _tables(path: Path, header: list[str], columns: Columns) -> Iterator[_Columns | None]:
+    """Yield the columns of a file in chunks."""
+    for count, rows in enumerate(chunks(path, columns)):
+        # The header is a row of the first chunk.
+        body = rows[int(count == 0) :]
+        if len(body):
+            yield named_columns(header, body)
 
 
 def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> Iterator[Piece]:
@@ -65,11 +88,8 @@ def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> 
         return
     ids = joined_ids([table[name].words() for name in roles.id])
     codes, different = Written(ids).codes()
-    has_numbers = all(map(is_plain, different))
     order = np.argsort(codes, kind="stable")
-    names = list(table)
-    places = tuple(map(names.index, roles.id))
-    file = _File(path, names, places, columns, roles, has_numbers)
+    file = _File(path, columns, roles, all(map(is_plain, different)))
     ordered = {name: column.take(order) for name, column in table.items()}
     yield file.piece(ordered, order, len(order))
 
@@ -110,34 +130,31 @@ def _series_piece(
 
 @dataclass(frozen=True)
 class _File:
-    """A file that is read in pieces: its columns, the places of the ids, their roles, and whether
-    all ids are numbers.
-    """
+    """A file that is read in pieces: the roles of its columns, and whether all ids are numbers."""
 
     path: Path
-    header: list[str]
-    places: tuple[int, ...]
     columns: Columns
     roles: Roles
     has_numbers: bool
+    tables: Callable[[], Iterator[_Columns | None]] = lambda: iter(())
     # The columns of the first rows, and whether they contain tokens; later rows are read in the
     # same way.
     settled: list[tuple[Columns, bool]] = field(default_factory=list)
 
     def pieces(self, start: int) -> Iterator[Piece]:
         """Yield pieces from a data row on."""
-        for first, rows in _whole_sequences(chunks(self.path, self.columns), self.places, start):
-            numbers = np.arange(first, first + len(rows))
-            yield self.piece(named_columns(self.header, rows), numbers, first + len(rows))
+        for first, table in _whole_sequences(self.tables(), self.roles.id, start):
+            numbers = np.arange(first, first + _count(table))
+            yield self.piece(table, numbers, first + len(numbers))
 
     def piece(self, table: Mapping[str, Column], numbers: npt.NDArray[np.int64], end: int) -> Piece:
         """Return a piece of whole sequences; ``numbers`` are those of the rows in the file."""
-        ids = joined_ids([table[self.header[place]].words() for place in self.places])
-        starts = _run_starts(ids)
+        starts = _run_starts(table, self.roles.id)
         bounds = np.append(starts, len(numbers))
+        ids = _ids_at(table, self.roles.id, starts)
 
         def place(row: int) -> str:
-            return f"data row {numbers[starts[row]]} (id {quote(ids[starts[row]])})"
+            return f"data row {numbers[starts[row]]} (id {quote(ids[row])})"
 
         def read(low: int, high: int) -> Records:
             here = slice(int(bounds[low]), int(bounds[high]))
@@ -158,62 +175,79 @@ class _File:
 
 
 def _whole_sequences(
-    chunks: Iterator[Entries], places: tuple[int, ...], start: int
-) -> Iterator[tuple[int, Entries]]:
+    tables: Iterator[_Columns | None], ids: tuple[str, ...], start: int
+) -> Iterator[tuple[int, _Columns]]:
     """Yield data rows from ``start`` on, in runs of whole sequences, each with the number of its
     first row.
     """
     number = 0
     first = start
-    held: Entries | None = None
-    for count, chunk in enumerate(chunks):
+    held: _Columns | None = None
+    for table in tables:
         if held is not None:
-            # The last sequence may continue in this chunk.
-            cut = int(_run_starts(_ids_in(held, places))[-1])
+            # The last sequence may continue in this table.
+            cut = int(_run_starts(held, ids)[-1])
             if cut:
-                yield first, held[:cut]
+                yield first, _rows(held, 0, cut)
+                held = _rows(held, cut, _count(held))
                 first = first + cut
-                held = held[cut:]
-        # The header is a row of the first chunk.
-        rows = chunk[1:] if count == 0 else chunk
-        number, before = number + len(rows), number
-        rows = rows[max(start - before, 0) :]
-        if len(rows) == 0:
+        if table is None:
+            break
+        before = number
+        number = number + _count(table)
+        if number <= start:
             continue
-        held = rows if held is None else np.concatenate([held, rows])
+        rows = _rows(table, max(start - before, 0), _count(table))
+        held = rows if held is None else _both(held, rows)
     if held is not None:
         yield first, held
 
 
-def _ids_in(rows: Entries, places: tuple[int, ...]) -> Entries:
-    """Return the id of each row."""
-    if len(places) == 1:
-        return rows[:, places[0]]
-    return joined_ids([rows[:, place] for place in places])
+def _count(table: Mapping[str, Column]) -> int:
+    return len(next(iter(table.values())))
 
 
-def _run_starts(ids: Entries) -> npt.NDArray[np.int64]:
-    """Return 0 and the places where an id differs from the previous one."""
-    return np.concatenate([[0], np.flatnonzero(ids[1:] != ids[:-1]) + 1])
+def _rows(table: _Columns, low: int, high: int) -> _Columns:
+    return {name: column.take(slice(low, high)) for name, column in table.items()}
 
 
-def _survey_ids(chunks: Iterator[Entries], places: tuple[int, ...]) -> tuple[bool, bool]:
-    """Return whether the rows of each sequence are consecutive, and whether all ids are whole
-    numbers.
-    """
+def _both(first: _Columns, second: _Columns) -> _Columns:
+    return {name: concatenated([column, second[name]]) for name, column in first.items()}
+
+
+def _run_starts(table: Mapping[str, Column], ids: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    """Return 0 and the rows whose id differs from the previous one."""
+    codes = Facts({name: table[name] for name in ids}).numbered(*ids)
+    return np.concatenate([[0], np.flatnonzero(codes[1:] != codes[:-1]) + 1])
+
+
+def _ids_at(
+    table: Mapping[str, Column], ids: tuple[str, ...], rows: npt.NDArray[np.int64]
+) -> Entries:
+    return joined_ids([table[name].take(rows).words() for name in ids])
+
+
+class _Survey(NamedTuple):
+    """The order of the rows by sequence: consecutive or not; and ids that are all whole numbers."""
+
+    are_consecutive: bool
+    are_numbers: bool
+
+
+def _survey(tables: Iterator[_Columns | None], ids: tuple[str, ...]) -> _Survey | None:
+    """Look at the ids of all rows; return None for a file that is read in another way."""
     pandas = require("pandas", "data")
     hashes = []
     has_numbers = True
     last = None
-    for count, chunk in enumerate(chunks):
-        ids = _ids_in(chunk[int(count == 0) :], places)
-        if len(ids):
-            different = ids[_run_starts(ids)]
-            if different[0] == last:
-                different = different[1:]
-            last = ids[-1]
-            has_numbers = has_numbers and all(map(is_plain, different))
-            hashes.append(pandas.util.hash_array(different, categorize=False))
+    for table in tables:
+        if table is None:
+            return None
+        different = _ids_at(table, ids, _run_starts(table, ids))
+        following = different[int(different[0] == last) :]
+        last = different[-1]
+        has_numbers = has_numbers and all(map(is_plain, following))
+        hashes.append(pandas.util.hash_array(following, categorize=False))
     # Eight bytes per sequence. If two ids have the same hash, the file is read whole.
     every = np.sort(np.concatenate(hashes)) if hashes else np.zeros(0, dtype=np.uint64)
-    return not bool((every[1:] == every[:-1]).any()), has_numbers
+    return _Survey(not bool((every[1:] == every[:-1]).any()), has_numbers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from raglane._utils.messages import argument, count_of, quote, quote_all
 from raglane.data.names import (
@@ -75,7 +75,7 @@ def parts_of(name: str, present: Iterable[str]) -> tuple[str, ...]:
 
 def with_parts(columns: Columns, present: Collection[str]) -> Columns:
     """Return columns in which a listed name that no column has is its parts between commas."""
-    changes = {}
+    changes: dict[str, Any] = {}
     for role in LISTS:
         names: tuple[str, ...] = getattr(columns, role) or ()
         parts = tuple(part for name in names for part in parts_of(name, present))

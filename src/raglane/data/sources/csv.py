@@ -46,7 +46,7 @@ from raglane.data.sources.files import (
     read_bytes,
 )
 from raglane.data.sources.layout import UTF16, Plain, plain
-from raglane.data.sources.plain_csv import plain_columns
+from raglane.data.sources.plain_csv import LEAST, plain_blocks, plain_columns
 from raglane.data.sources.short_rows import ShortRows
 from raglane.data.sources.table import Table
 from raglane.data.typed.column import Column, Written, numbers_in
@@ -185,6 +185,22 @@ def chunks(path: Path, columns: Columns) -> Iterator[Entries]:
         yield from _parsed(path, table, lambda: plain(path, opened(path), columns), ROWS)
 
 
+def plain_tables(
+    path: Path, header: list[str], columns: Columns
+) -> Iterator[dict[str, Column] | None]:
+    """Yield the columns of a large plain file in blocks; None ends another one."""
+    with opened(path) as file:
+        table = plain(path, file, columns)
+        is_same = table.file is file and table.skipped == 0 and file.seek(0, 2) >= LEAST
+        mark = table.mark
+    for block in plain_blocks(path, mark) if is_same else (None,):
+        if block is None or len(block) != len(header):
+            yield None
+            return
+        if len(block[0]):
+            yield {name: column for name, column in zip(header, block, strict=True) if name}
+
+
 def check_bytes(path: Path) -> None:
     """Raise a DataError with the line of the first byte that is not UTF-8 text."""
     check_readable(path)
@@ -196,6 +212,7 @@ def check_bytes(path: Path) -> None:
         while not is_utf16 and (chunk := file.read(BYTES)):
             # Chunks may split characters, so whole lines are decoded.
             block, newline, rest = (rest + chunk).rpartition(b"\n")
-            decode(path, block, line)
+            if b"\0" in block or not block.isascii():
+                decode(path, block, line)
             line += block.count(b"\n") + len(newline)
     decode(path, rest, line)

@@ -30,7 +30,7 @@ from raglane.data.sources.files import data_error, decode, open_error, read_byte
 from raglane.data.sources.layout import has_header, is_table, rows_of
 from raglane.data.sources.table import Table, whole_table
 from raglane.data.typed.arrow import is_list, lists
-from raglane.data.typed.column import Column, Typed, Written
+from raglane.data.typed.column import Column, Typed, Written, concatenated
 
 _TABLES = (".csv", ".tsv", ".psv", ".tab", ".dat", ".data")
 _ARROW = (".parquet", ".pq", ".arrow", ".feather")
@@ -313,7 +313,7 @@ def _of_rows(files: Files, columns: Columns) -> Table:
     tables = [_columns(file, columns) for file in files.files]
     names = list(tables[0])
     _check_alike(files, tables)
-    table = {name: _joined([each[name] for each in tables]) for name in names}
+    table = {name: concatenated([each[name] for each in tables]) for name in names}
     has_ids = columns.id is not None or any(name.lower() in ROW_ID_NAMES for name in names)
     if has_ids and files.label is None:
         return Table(files.path, table, notes)
@@ -419,15 +419,3 @@ def _columns(file: Path, columns: Columns) -> dict[str, Column]:
         return dict(csv.table_of(file, columns).columns)
     table = ipc.whole(file)
     return {name: Typed(table.column(name)) for name in table.column_names}
-
-
-def _joined(columns: Sequence[Column]) -> Column:
-    """Concatenate the entries of a column."""
-    if all(isinstance(column, Typed) for column in columns):
-        arrow = require("pyarrow", "data")
-        parts = [
-            arrow.table({"x": column.values}) for column in columns if isinstance(column, Typed)
-        ]
-        return Typed(arrow.concat_tables(parts, promote_options="permissive").column("x"))
-    entries = [column.entries for column in columns if isinstance(column, Written)]
-    return Written(np.concatenate(entries))

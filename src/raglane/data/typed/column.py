@@ -7,6 +7,7 @@ becomes no text, and ``01`` of a CSV file stays ``01`` where it is an id or a la
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
@@ -257,6 +258,43 @@ class Typed:
         return column
 
 
+class Numbers(Typed):
+    """A column of numbers that were read from texts: ``written`` reads the texts again."""
+
+    def __init__(self, values: Any, written: Callable[[], Typed]) -> None:
+        super().__init__(values)
+        self._written = written
+
+    @cached_property
+    def _text(self) -> Typed:
+        return self._written()
+
+    def as_text(self) -> Typed:
+        """Return the column of texts."""
+        return self._text
+
+    def words(self) -> Entries:
+        """Return the entries as they are written."""
+        return self._text.words()
+
+    def codes(self) -> tuple[Integers, Entries]:
+        """Number the different entries."""
+        return self._text.codes()
+
+    def coded(self) -> tuple[Integers, int]:
+        """Number the different entries, without their texts."""
+        return self._text.coded()
+
+    def text(self, row: int) -> str:
+        """Return one entry."""
+        return self._text.text(row)
+
+    def take(self, rows: npt.NDArray[Any] | slice) -> Numbers:
+        """Return the column with these rows."""
+        taken = super().take(rows)
+        return Numbers(taken.values, lambda: self._text.take(rows))
+
+
 def _parsed(values: Any) -> Floats | None:
     """Return texts as numbers, NaN where they are empty; None if one may be a word.
 
@@ -280,6 +318,27 @@ def _written(value: Any) -> str:
     if value is None or value != value:
         return ""
     return str(value.total_seconds() if isinstance(value, timedelta) else value)
+
+
+def concatenated(columns: Sequence[Column]) -> Column:
+    """Return the entries of several columns as one."""
+    typed = [column for column in columns if isinstance(column, Typed)]
+    if len(typed) < len(columns):
+        entries = [each.entries if isinstance(each, Written) else each.words() for each in columns]
+        return Written(np.concatenate(entries))
+    numbers = [column for column in typed if isinstance(column, Numbers)]
+    if len(numbers) == len(columns):
+        texts = [column.as_text for column in numbers]
+        return Numbers(_chained(numbers), lambda: Typed(_chained([text() for text in texts])))
+    return Typed(
+        _chained([each.as_text() if isinstance(each, Numbers) else each for each in typed])
+    )
+
+
+def _chained(columns: Sequence[Typed]) -> Any:
+    arrow = require("pyarrow", "data")
+    tables = [arrow.table({"x": column.values}) for column in columns]
+    return arrow.concat_tables(tables, promote_options="permissive").column("x")
 
 
 def written(entries: list[str]) -> Written:

@@ -171,7 +171,7 @@ class Transducer(TokenReader):
             max_length: of a larger beam: as for :func:`beam_search`; None for as many tokens as
                 frames.
             **options: of a larger beam: further options of :func:`beam_search`, such as ``n_best``,
-                ``constraint`` and ``rows``.
+                ``constraint`` and ``max_rows``.
 
         Returns:
             The hypotheses, with ``times``. Of the greedy search one per item, with its new tokens,
