@@ -88,7 +88,7 @@ class Ways:
     """The ways to run one frame of each stream; all keep their states from call to call."""
 
     def __init__(self, model: Detector, count: int, threads: int, session: Any) -> None:
-        self.engine = Engine(model, slots=count, features=FRAME, threads=threads)
+        self.engine = Engine(model, max_streams=count, feature_shape=FRAME, threads=threads)
         self.streams = [self.engine.open() for _ in range(count)]
         self.frames = torch.randn(count, FRAME)
         self.parts = list(self.frames.split(1))
@@ -253,7 +253,7 @@ def reconnections(frames: int, seed: int) -> None:
     """Compare what clients receive, whose connections are lost now and then, with offline."""
     cpus = sorted(os.sched_getaffinity(0))
     rng = np.random.default_rng(seed)
-    engine = Engine(make(), slots=1, features=FRAME)
+    engine = Engine(make(), max_streams=1, feature_shape=FRAME)
     off = seen = lost = 0
     with ours(cpus[0]) as served:
         address = f"http://127.0.0.1:{served.port}"
@@ -292,7 +292,7 @@ def reconnections(frames: int, seed: int) -> None:
 
 def calls(count: int = 1000) -> None:
     """Measure a push and a pull of one frame of each stream, without the step."""
-    engine = Engine(make(), slots=count, features=FRAME)
+    engine = Engine(make(), max_streams=count, feature_shape=FRAME)
     streams = [engine.open() for _ in range(count)]
     frames = list(torch.randn(count, 1, FRAME).numpy())
     spent = np.zeros((12, 2))
@@ -319,7 +319,7 @@ def resident() -> int:
 
 
 def memory(count: int = 100_000) -> None:
-    engine = Engine(rl.nn.LSTM(40, 128).eval(), slots=count)
+    engine = Engine(rl.nn.LSTM(40, 128).eval(), max_streams=count)
     frame = torch.randn(1, 40)
 
     def fill(number: int) -> list[Stream]:
@@ -346,7 +346,7 @@ def memory(count: int = 100_000) -> None:
 def churn(count: int) -> None:
     frame = torch.randn(1, 40)
     for slots in (100, 100_000):
-        engine = Engine(rl.nn.LSTM(40, 128).eval(), slots=slots)
+        engine = Engine(rl.nn.LSTM(40, 128).eval(), max_streams=slots)
         others = [engine.open() for _ in range(slots - 1)]
         spent = np.zeros((10_000, 2))
         for place in range(len(spent)):
@@ -359,7 +359,7 @@ def churn(count: int) -> None:
         print(
             f"{slots} slots, {len(others)} other streams: open {one:.1f} us, close {other:.1f} us."
         )
-    engine = Engine(rl.nn.LSTM(40, 128).eval(), slots=1000)
+    engine = Engine(rl.nn.LSTM(40, 128).eval(), max_streams=1000)
 
     def stepped() -> None:
         with engine.open() as stream:
@@ -381,8 +381,8 @@ def churn(count: int) -> None:
 
 def bits(threads: int, frames: int, seed: int) -> None:
     rng, model, off, seen = np.random.default_rng(seed), Detector().eval(), 0, 0
-    engine = Engine(model, slots=100, features=FRAME, threads=threads, chunk=5)
-    whole = Engine(model, slots=1, features=FRAME, threads=1)
+    engine = Engine(model, max_streams=100, feature_shape=FRAME, threads=threads, chunk=5)
+    whole = Engine(model, max_streams=1, feature_shape=FRAME, threads=1)
     while seen < frames:
         calls = [torch.randn(int(length), FRAME) for length in rng.integers(50, 150, 100)]
         streams, at = [engine.open() for _ in calls], [0] * len(calls)

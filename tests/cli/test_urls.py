@@ -28,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "epochs": 1,
         "hidden_size": 2,
     }
-    rl.fit(folder / "data.csv", out=folder / "run", validation_fraction=0, **options)
+    rl.fit(folder / "data.csv", output=folder / "run", validation_fraction=0, **options)
     return folder / "run"
 
 

@@ -381,7 +381,7 @@ def sample(
     *,
     prompt: Annotated[str, option("Beginning of each text.", show_default=False)] = "",
     count: Annotated[int, option("Number of texts.")] = 5,
-    length: Annotated[int, option("Most tokens per text.")] = 200,
+    max_length: Annotated[int, option("Largest number of tokens per text.")] = 200,
     temperature: Annotated[
         float,
         option("Divisor of the logits: below 1 favours likely tokens; 0 takes the likeliest."),
@@ -400,7 +400,7 @@ def sample(
 
     raglane sample runs/names --count 10 --temperature 0.8
 
-    raglane sample runs/novel --prompt "It was" --length 500
+    raglane sample runs/novel --prompt "It was" --max-length 500
 
     raglane sample runs/novel --prompt "It was" --beam-size 8 --count 3
     """
@@ -414,7 +414,7 @@ def sample(
         load_model(run, cell),
         prompt=prompt,
         count=count,
-        length=length,
+        max_length=max_length,
         temperature=temperature,
         seed=seed,
         beam_size=beam_size,

@@ -234,7 +234,7 @@ def _config(key_of: Mapping[str, Key], tables: tuple[str, ...]) -> tuple[Any, An
     shared: dict[str, Any] = {"is_eager": True, "show_default": "none", "rich_help_panel": RUN}
     text = "TOML file of options, e.g. the run.toml of a run. Options of the command line take precedence."
     config = typer.Option("--config", parser=path, callback=load, help=text, **shared)
-    text = "Ignore an option in the file of --config; may be repeated."
+    text = "Ignore an option in the file of --config; several: repeat it, or a,b."
     ignore = typer.Option("--ignore", metavar="NAME", callback=leave_out, help=text, **shared)
     return Annotated[Path | None, config], Annotated[list[str] | None, ignore]
 

@@ -68,15 +68,15 @@ class ColumnNames:
     )
     features: list[str] | None = _column(
         "feature",
-        "Column of a feature per element; may be repeated.",
+        "Column of a feature per element; several: repeat it, or a,b.",
         "CSV: all others; else only the sequences",
     )
     static: list[str] | None = _column(
-        "static", "Column of a feature per sequence; may be repeated.", "none"
+        "static", "Column of a feature per sequence; several: repeat it, or a,b.", "none"
     )
     categorical: list[str] | None = _column(
         "categorical",
-        "Column of a feature whose numbers are categories; may be repeated.",
+        "Column of a feature whose numbers are categories; several: repeat it, or a,b.",
         "columns of words",
     )
     split: str | None = option(

@@ -21,6 +21,7 @@ from raglane.data.assemble.rows import roles_of, row_piece
 from raglane.data.assemble.times import joined_ids
 from raglane.data.records import Columns, Records
 from raglane.data.roles import Facts, Roles, Shape
+from raglane.data.roles.rules import with_parts
 from raglane.data.sources.csv import (
     check_bytes,
     chunks,
@@ -45,6 +46,7 @@ def csv_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piec
     check_bytes(path)
     rows = next(chunks(path, columns), np.empty((0, 0), dtype=object))
     header = header_of(path, rows, columns)
+    columns = with_parts(columns, header)
     # The first rows decide about a row per element; about steps and texts, all rows.
     roles = roles_of(path, Facts(named_columns(header, rows[1:])), columns)
     if roles.shape is Shape.ELEMENTS and roles.id:
@@ -226,7 +228,7 @@ def _ids_at(
 
 
 class _Survey(NamedTuple):
-    """Whether the rows of each sequence are consecutive, and whether all ids are whole numbers."""
+    """The order of the rows by sequence: consecutive or not; and ids that are all whole numbers."""
 
     are_consecutive: bool
     are_numbers: bool

@@ -23,6 +23,7 @@ from raglane.data.records import Columns, Records, Targets, as_float32, offsets_
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide_rows
 from raglane.data.roles.decide import with_label
 from raglane.data.roles.guess import Guess, first_task, unfit
+from raglane.data.roles.rules import with_parts
 from raglane.data.roles.words import Words, named_words
 from raglane.data.sources.table import Table
 from raglane.data.sources.text import Lines
@@ -145,6 +146,7 @@ class Tabular:
             if isinstance(named, Refusal):
                 return named
             columns = named.columns
+        columns = with_parts(columns, table.columns)
         usual = {name: value for name, value in table.usual.items() if not getattr(columns, name)}
         return replace(columns, **{**usual, **table.declared})
 

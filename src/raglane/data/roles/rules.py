@@ -6,9 +6,9 @@ it does not fit. No file is read here, and no path is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from raglane._utils.messages import argument, count_of, quote, quote_all
 from raglane.data.names import (
@@ -71,6 +71,17 @@ def parts_of(name: str, present: Iterable[str]) -> tuple[str, ...]:
     if name in present:
         return (name,)
     return tuple(name.strip() for name in name.split(","))
+
+
+def with_parts(columns: Columns, present: Collection[str]) -> Columns:
+    """Return columns in which a listed name that no column has is its parts between commas."""
+    changes: dict[str, Any] = {}
+    for role in LISTS:
+        names: tuple[str, ...] = getattr(columns, role) or ()
+        parts = tuple(part for name in names for part in parts_of(name, present))
+        if parts != names:
+            changes[role] = parts
+    return replace(columns, **changes) if changes else columns
 
 
 def taken(columns: Columns) -> set[str | None]:
