@@ -228,7 +228,7 @@ def _ids_at(
 
 
 class _Survey(NamedTuple):
-    """Whether the rows of each sequence are consecutive, and whether all ids are whole numbers."""
+    """The order of the rows by sequence: consecutive or not; and ids that are all whole numbers."""
 
     are_consecutive: bool
     are_numbers: bool
