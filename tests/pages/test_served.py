@@ -49,7 +49,7 @@ def _models() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with served(create_app(_models(), slots=20)) as where:
+    with served(create_app(_models(), max_streams=20)) as where:
         yield f"http://{where}/"
 
 
@@ -138,7 +138,7 @@ def test_mistakes_and_models_without_streams(browser: Browser, address: str) -> 
 
 
 def test_a_token(browser: Browser) -> None:
-    app = create_app({"lstm": rl.nn.LSTM(3, 2).eval()}, slots=2, token="secret")
+    app = create_app({"lstm": rl.nn.LSTM(3, 2).eval()}, max_streams=2, token="secret")
     with served(app) as where, visit(browser, f"http://{where}/", PHONE) as here:
         assert "token" in _typed(here.page, "1,2,3")
         here.page.fill("#token", "secret")
