@@ -126,23 +126,32 @@ def grouped(
     times = (
         np.arange(len(rows)) if time is None else _times(path, joined[time], time, rows, columns)
     )
-    order = np.lexsort((times, codes))
     words = [str(word) for word in ids]
     names: tuple[str | int, ...] = (
         tuple(map(int, words)) if all(map(is_plain, words)) else tuple(words)
     )
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
-    is_sorted = bool((order == np.arange(len(order))).all())
-    sorted_columns = joined if is_sorted else _taken(joined, order)
-    result = SortedRows(
-        path, sorted_columns, rows[order], offsets, names, id_name, time, times[order]
-    )
+    if not _are_sorted(codes, times):
+        order = np.lexsort((times, codes))
+        joined = _taken(joined, order)
+        rows = rows[order]
+        times = times[order]
+    result = SortedRows(path, joined, rows, offsets, names, id_name, time, times)
     if time is None:
         return replace(result, notes=_unused(columns))
     result = _without_repeats(result, columns, Facts(table), roles)
     if columns.time is None:
         _check_other_times(result, columns)
     return replace(result, notes=(*result.notes, *_gap_notes(result, columns)))
+
+
+def _are_sorted(codes: Integers, times: npt.NDArray[Any]) -> bool:
+    """Return True for rows that are sorted by sequence, and in each by time."""
+    before = codes[:-1]
+    after = codes[1:]
+    if (after < before).any():
+        return False
+    return not ((times[1:] < times[:-1]) & (after == before)).any()
 
 
 def _unused(columns: Columns) -> tuple[str, ...]:

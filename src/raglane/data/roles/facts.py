@@ -19,6 +19,8 @@ from raglane.data.typed.dates import is_clock, share_of_dates
 _MOST_IDS = 3
 # The most columns that are tried as ids.
 _MOST_TRIED = 12
+# The number of rows in which dates are looked for first.
+_FEW = 100
 # The first rows, which are tried before all.
 _SAMPLE = 4096
 
@@ -93,7 +95,13 @@ class Facts:
         column = self.columns[name]
         if column.times() is not None:
             return 1.0
-        return share_of_dates(column.words()) if self.share_of_words(name) else 0.0
+        if not self.share_of_words(name):
+            return 0.0
+        # Most columns are no dates, and are not looked at as a whole.
+        some = column.take(np.arange(0, self.count, max(self.count // _FEW, 1))).words()
+        if any(map(str.strip, some.tolist())) and not share_of_dates(some):
+            return 0.0
+        return share_of_dates(column.words())
 
     def are_dates(self, name: str) -> bool:
         """Return True for a column that is mostly dates."""
@@ -111,7 +119,8 @@ class Facts:
         """Return True for a column that is mostly times of day, without a date."""
         if not self.share_of_words(name):
             return False
-        words = list(filter(None, self.columns[name].words()[:_SAMPLE].tolist()))
+        first = self.columns[name].take(slice(0, _SAMPLE)).words()
+        words = list(filter(None, first.tolist()))
         return sum(map(bool, map(is_clock, words))) > 0.5 * len(words)
 
     def have_digits(self, name: str) -> bool:
@@ -119,7 +128,7 @@ class Facts:
         column = self.columns[name]
         if column.times() is not None or not self.share_of_words(name):
             return True
-        return _has_digit("\n".join(column.words().tolist())) is not None
+        return _has_digit("\n".join(column.codes()[1].tolist())) is not None
 
     def is_whole(self, name: str) -> bool:
         """Return True if all entries are whole numbers."""

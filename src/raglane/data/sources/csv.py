@@ -46,7 +46,7 @@ from raglane.data.sources.files import (
     read_bytes,
 )
 from raglane.data.sources.layout import UTF16, Plain, plain
-from raglane.data.sources.plain_csv import LEAST, plain_blocks, plain_columns
+from raglane.data.sources.plain_csv import plain_blocks, plain_columns
 from raglane.data.sources.short_rows import ShortRows
 from raglane.data.sources.table import Table
 from raglane.data.typed.column import Column, Written, numbers_in
@@ -191,7 +191,7 @@ def plain_tables(
     """Yield the columns of a large plain file in blocks; None ends another one."""
     with opened(path) as file:
         table = plain(path, file, columns)
-        is_same = table.file is file and table.skipped == 0 and file.seek(0, 2) >= LEAST
+        is_same = table.file is file and table.skipped == 0
         mark = table.mark
     for block in plain_blocks(path, mark) if is_same else (None,):
         if block is None or len(block) != len(header):

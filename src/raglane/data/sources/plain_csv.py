@@ -11,6 +11,7 @@ read again only if they are ids, labels or categories.
 from __future__ import annotations
 
 import codecs
+import io
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -59,13 +60,17 @@ def plain_columns(content: bytes, mark: str) -> tuple[list[str], list[Column]] |
 
 
 def plain_blocks(path: Path, mark: str) -> Iterator[list[Column] | None]:
-    """Yield the columns of a plain CSV file in blocks of whole lines; None ends one that is not.
+    """Yield the columns of a large plain CSV file in blocks of lines; None ends one that is not.
 
     A byte order mark or lines above the header make a file another one.
     """
     header: list[str] | None = None
     rest = b""
     with opened(path) as file:
+        if file.seek(0, io.SEEK_END) < LEAST:
+            yield None
+            return
+        file.seek(0)
         while chunk := file.read(BYTES):
             block, newline, rest = (rest + chunk).rpartition(b"\n")
             is_plain = block.isascii() and is_plain_csv(block, mark, 0) and b"\0" not in block

@@ -135,9 +135,10 @@ class Typed:
     """
 
     def __init__(self, values: Any) -> None:
-        # Arrow cannot take rows of views of texts.
-        is_view = require("pyarrow.types", "data").is_string_view(values.type)
-        self.values = values.cast("large_string") if is_view else values
+        # Arrow cannot take rows of views of texts, or of more than 2 GB of other texts.
+        types = require("pyarrow.types", "data")
+        is_text = types.is_string_view(values.type) or types.is_string(values.type)
+        self.values = values.cast("large_string") if is_text else values
 
     def __len__(self) -> int:
         return len(self.values)
