@@ -102,7 +102,7 @@ def test_files_of_arrays_and_tables_are_parsed_once(tmp_path: Path) -> None:
         ("b.parquet", ipc, "parquet_file", "regress"),
         ("c", folder, "table", "classify"),
     ):
-        columns = {"label_from_name": r"-(\d)"} if name == "c" else {}
+        columns: dict[str, Any] = {"label_from_name": r"-(\d)"} if name == "c" else {}
         original = getattr(module, function)
         with mock.patch.object(module, function, side_effect=original) as parsed:
             run = rl.fit(tmp_path / name, **columns, **_OPTIONS)
