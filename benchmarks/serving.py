@@ -1,14 +1,14 @@
 """Live streams: ``raglane serve`` with clients in another process, and the engine alone against
 ONNX Runtime and torch.
 
-    python benchmarks/serving.py server long reconnections > benchmarks/results/serving.md
+    python benchmarks/serving.py server peer long stalls reconnections > benchmarks/results/serving.md
     python benchmarks/serving.py times memory churn bits --threads 1 >> benchmarks/results/serving.md
 
 ``server`` starts the command on one processor and drives it over sockets from another one; a row
 does not count if the clients took more than 70 % of theirs. ``times`` is of the engine in one
 process: giving frames, a step, and reading answers, without a socket. The voice model is the
 detector of examples/voice_activity.py: 16 kHz, frames of 512 samples, 0.68 million multiply-adds.
-``times`` and the peer of ``server`` require ``pip install '.[bench]' onnxscript fastapi``.
+``times`` and ``peer`` require ``pip install '.[bench]' onnxscript fastapi``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from voice_activity import CONTEXT, FRAME, Detector
 
 import raglane as rl
 from raglane.planner.machine import cpu_name
-from raglane.serve import Client, Engine, Stream
+from raglane.serve import Client, Engine
+from raglane.serve.streams import Stream
 
 COUNTS = (1, 64, 1000)
 STATES = (CONTEXT, 128, 128)
@@ -218,6 +219,12 @@ def server(processors: tuple[int, int]) -> None:
         most_clients("ours, most", served, [700, 600, 500, 400, 300, 200], 1, far)
         many = [1400, 1200, 1000, 800, 600]
         most_clients("ours, most", served, many, 100, far)
+
+
+def compared(processors: tuple[int, int]) -> None:
+    """Search the most clients of a few lines of FastAPI that call ONNX Runtime."""
+    near, far = processors
+    print(HEAD, flush=True)
     with peer(near, lambda path: export(make(), path)) as other:
         fewer = [200, 160, 130, 100, 80, 60, 40]
         most_clients("FastAPI, ONNX Runtime", other, fewer, 1, far, compares=False)
@@ -417,6 +424,7 @@ def main() -> None:
         "times",
         "calls",
         "server",
+        "peer",
         "long",
         "stalls",
         "reconnections",
@@ -448,7 +456,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     cpus = sorted(os.sched_getaffinity(0))
-    if options.threads == 1 and not {"server", "long", "stalls", "reconnections"} & {
+    if options.threads == 1 and not {"server", "peer", "long", "stalls", "reconnections"} & {
         *options.parts
     }:
         os.sched_setaffinity(0, {cpus[-1]})
@@ -456,6 +464,7 @@ def main() -> None:
     run: dict[str, Callable[[], None]] = {
         "times": partial(times, options.threads),
         "server": partial(server, (cpus[0], cpus[-1])),
+        "peer": partial(compared, (cpus[0], cpus[-1])),
         "long": partial(
             long_run, (cpus[0], cpus[-1]), options.seconds, options.clients, options.per_socket
         ),

@@ -32,6 +32,7 @@ OWN = {
     "multilabel_soft_margin_loss": "F.multilabel_soft_margin_loss(x, m.float())",
     "binary_cross_entropy": "F.binary_cross_entropy(x.sigmoid(), m.float())",
     "binary_cross_entropy_with_logits": "F.binary_cross_entropy_with_logits(x, m.float())",
+    "empty_like": "torch.zeros_like(torch.empty_like(p))",  # of any numbers
     "expand_as": "x.sum(1)[:, None].expand_as(x)",
 }
 

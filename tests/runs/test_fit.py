@@ -149,7 +149,7 @@ def test_going_on_is_never_having_stopped(tmp_path: Path) -> None:
     sequences, labels = _sequences()
     whole = rl.fit(sequences, labels, output=tmp_path / "whole", **(_QUICK | {"epochs": 4}))
     rl.fit(sequences, labels, output=tmp_path / "parts", **_QUICK)
-    going_on: dict[str, Any] = {"out": tmp_path / "parts", "resume": True}
+    going_on: dict[str, Any] = {"output": tmp_path / "parts", "resume": True}
     assert _same(rl.fit(sequences, labels, **going_on, epochs=np.int64(4)), whole)  # type: ignore[arg-type]
     calls: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (
@@ -157,7 +157,11 @@ def test_going_on_is_never_having_stopped(tmp_path: Path) -> None:
             ArgumentError,
             "contains a run",
         ),
-        (lambda: rl.fit(sequences, labels, resume=True), ArgumentError, "out must be .*got None"),
+        (
+            lambda: rl.fit(sequences, labels, resume=True),
+            ArgumentError,
+            "output must be .*got None",
+        ),
         (lambda: rl.fit(sequences, labels, **going_on, lr=1), ArgumentError, "lr must be .*got 1"),
         (lambda: rl.fit(sequences[::-1], labels, **going_on), DataError, "other data"),
         (

@@ -179,7 +179,7 @@ def test_drawn_texts(tmp_path: Path) -> None:
     assert UNKNOWN not in "".join(one + other)
     for name, value in (
         ("count", 0),
-        ("length", 0),
+        ("max_length", 0),
         ("temperature", -1.0),
         ("seed", -1),
         ("beam_size", 0),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,7 +31,14 @@ _WIDEST_TABLE = 20
 _LONGEST_TABLE = 30
 
 
-@options.command
+# The options that the help pages list; --help-all lists all. Columns are those of the training.
+_COMMON = (
+    "label id time on_bad_row format output probabilities top horizon backtests beam_size n_best batch_size device "
+    "json quiet cell"
+)
+
+
+@partial(options.command, common=_COMMON)
 def evaluate(
     run: options.Run,
     data: Annotated[
@@ -218,7 +226,7 @@ def _numbers(evaluation: Evaluation) -> str:
     return ", ".join([*metrics, f"loss {numbers['loss']:.4f}"])
 
 
-@options.command
+@partial(options.command, common=_COMMON)
 def predict(
     run: options.Run,
     data: Annotated[
@@ -389,7 +397,10 @@ def sample(
     seed: Annotated[int, option("Seed of the random numbers.")] = 0,
     beam_size: Annotated[
         int | None,
-        option("Search the likeliest texts, with this many at once, instead of drawing."),
+        option(
+            "Hypotheses of a beam search for the likeliest texts.",
+            show_default="none: texts are drawn",
+        ),
     ] = None,
     device: options.Device = "auto",
     cell: options.Cell = None,

@@ -115,7 +115,7 @@ def serve(
     origin: Annotated[
         list[str] | None,
         option(
-            "Address of another site whose pages may use the server; may be repeated.",
+            "Address of another site whose pages may use the server; several: repeat it, or a,b.",
             options.RUN,
             "--allow-origin",
             show_default="none",
@@ -124,7 +124,7 @@ def serve(
     allow_host: Annotated[
         list[str] | None,
         option(
-            "Another name of the server, as e.g. example.org, that requests may use; may be repeated.",
+            "Another name of the server, as e.g. example.org, that requests may use; several: repeat it, or a,b.",
             show_default="none",
         ),
     ] = None,

@@ -356,6 +356,8 @@ _LOSSES = [
     torch.ops.aten.mse_loss,
     torch.ops.aten.smooth_l1_loss,
     torch.ops.aten.huber_loss,
+    torch.ops.aten.multi_margin_loss,
+    torch.ops.aten.multilabel_margin_loss_forward,
     torch.ops.aten.soft_margin_loss,
     torch.ops.aten.binary_cross_entropy,
     torch.ops.aten.binary_cross_entropy_with_logits,
@@ -367,6 +369,7 @@ _COMPOSED = [
     torch.ops.aten.kl_div,
     torch.ops.aten.l1_loss,
     torch.ops.aten.margin_ranking_loss,
+    torch.ops.aten.multilabel_margin_loss,
     torch.ops.aten.poisson_nll_loss,
     torch.ops.aten.triplet_margin_loss,
 ]

@@ -168,7 +168,7 @@ def _name_sizes(graph: Any, signature: Signature) -> None:
             value.shape[axis] = name
     steps = (1, "steps") if signature.layout == "padded" else (0, "elements")
     for value in graph.outputs:
-        for axis, size in enumerate(value.shape):
+        for axis, size in enumerate(value.shape or ()):  # None if it is not known
             if isinstance(size, int):
                 continue
             kind = steps[1] if axis == steps[0] else f"size_{axis}"

@@ -140,7 +140,7 @@ def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     settings, columns = [[field.name for field in fields(kind)] for kind in (Settings, ColumnNames)]
     unknown = next((name for name in options if name not in (*settings, *columns)), None)
     if unknown is not None:
-        near = nearest(unknown, [*settings, *columns])
+        near = nearest(unknown, [*settings, *columns, *(fit.__kwdefaults__ or ())])
         fix = f"pass {near}" if near else "see raglane.training.settings.Settings"
         rule = "an option of raglane.training.settings.Settings, or a column"
         raise ArgumentTypeError("options", quote(unknown), rule, fix)

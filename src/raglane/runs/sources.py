@@ -57,7 +57,7 @@ class ColumnNames:
         "Form of the times, as for strptime, e.g. %d/%m/%Y.",
         DATA,
         metavar="FORMAT",
-        unset="ISO 8601, or told by the whole column",
+        unset="ISO 8601, or by the whole column",
     )
     duplicate_times: str | None = option(
         None,

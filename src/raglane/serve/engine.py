@@ -188,8 +188,8 @@ class Engine:
         """Open a stream.
 
         Args:
-            state: of :meth:`Stream.state`, of this or another engine with the same model; None for
-                a new sequence.
+            state: of :meth:`raglane.serve.streams.Stream.state`, of this or another engine with the
+                same model; None for a new sequence.
 
         Raises:
             BusyError: no slot is left.
@@ -335,11 +335,12 @@ class Engine:
         return rows if len(features) == 1 else rows.reshape(-1, *features)
 
     def push(self, streams: Sequence[Stream], frames: Any) -> None:
-        """Queue one frame for each of many streams, in less time than :meth:`Stream.push` of each.
+        """Queue one frame for each of many streams, in less time than
+        :meth:`raglane.serve.streams.Stream.push` of each.
 
         Args:
             streams: different open streams of this engine.
-            frames: ``(len(streams), *features)``, as for :meth:`Stream.push`.
+            frames: ``(len(streams), *features)``, as for :meth:`raglane.serve.streams.Stream.push`.
 
         Raises:
             BusyError: the queue of a stream is full; no frame was added.
@@ -376,7 +377,7 @@ class Engine:
 
     def pull(self, streams: Sequence[Stream]) -> Tensor:
         """Return one result of each of many streams, ``(len(streams), *features)``; see
-        :meth:`Stream.pull`.
+        :meth:`raglane.serve.streams.Stream.pull`.
 
         Args:
             streams: different open streams of this engine, each with a result.
@@ -690,7 +691,7 @@ class Engine:
         """Return results of a run as the columns of :meth:`raglane.Run.predict`, an entry per row.
 
         Args:
-            rows: of :meth:`Stream.pull`.
+            rows: of :meth:`raglane.serve.streams.Stream.pull`.
             **options: ``probabilities`` and ``top``, as in :meth:`raglane.Run.predict`.
 
         Raises:

@@ -15,7 +15,7 @@ from raglane.errors import ClosedError
 
 
 class Stream:
-    """One live sequence of an :class:`Engine`; made by :meth:`Engine.open`. Its methods may be
+    """One live sequence of an engine; made by :meth:`raglane.serve.Engine.open`. Its methods may be
     called by any thread.
     """
 
@@ -88,7 +88,7 @@ class Stream:
         return self._engine._pull(self, max_items)
 
     def state(self) -> bytes:
-        """Return the state after the last step, for :meth:`Engine.open`; it does not contain queued
+        """Return the state after the last step, for :meth:`raglane.serve.Engine.open`; it does not contain queued
         frames.
 
         Raises:
@@ -153,7 +153,7 @@ def _complete(futures: list[asyncio.Future[None]]) -> None:
 
 
 class AsyncStream:
-    """A stream for asyncio, made by :meth:`Engine.stream`: ``push`` does not wait, ``pull`` waits
+    """A stream for asyncio, made by :meth:`raglane.serve.Engine.stream`: ``push`` does not wait, ``pull`` waits
     for results.
 
     Example:
@@ -181,11 +181,11 @@ class AsyncStream:
         self.stream.close()
 
     def push(self, frames: Any) -> None:
-        """See :meth:`raglane.serve.Stream.push`."""
+        """See :meth:`raglane.serve.streams.Stream.push`."""
         self.stream.push(frames)
 
     async def pull(self, max_items: int | None = None) -> Tensor:
-        """Return at least one result; see :meth:`raglane.serve.Stream.pull`."""
+        """Return at least one result; see :meth:`raglane.serve.streams.Stream.pull`."""
         while True:
             future = asyncio.get_running_loop().create_future()
             rows: Tensor = self._engine._pull(self.stream, max_items, future)
