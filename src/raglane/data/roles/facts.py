@@ -124,6 +124,14 @@ class Facts:
         words = list(filter(None, first.tolist()))
         return sum(map(bool, map(is_clock, words))) > 0.5 * len(words)
 
+    def are_equally_wide(self, name: str) -> bool:
+        """Return False for lists of lists of several lengths."""
+        column = self.columns[name]
+        if not isinstance(column, Typed) or not is_list(column.values.type.value_type):
+            return True
+        _, elements = explode(column.values)
+        return elements.null_count > 0 or len(set(explode(elements)[0].tolist())) < 2
+
     def are_written_lists(self, name: str) -> bool:
         """Return True for texts such as ``[1.0, 2.0]``, as pandas writes lists in CSV files."""
         column = self.columns[name]
