@@ -11,6 +11,8 @@ from raglane.nn.crf import CRF
 from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.losses.ctc import ctc_loss
 from raglane.nn.pooling import AttentionPooling, Pooling
+from raglane.nn.recurrences.attention import linear_attention
+from raglane.nn.recurrences.selective import selective_scan
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.cell_layers import (
     GRUD,
@@ -70,7 +72,9 @@ __all__ = [
     "ctc_loss",
     "edit_distance",
     "init",
+    "linear_attention",
     "losses",
     "rnnt_loss",
+    "selective_scan",
     "soft_dtw",
 ]
