@@ -129,7 +129,7 @@ template <class S> class AttentionBackward : AttentionCall<S> {
       const int here = (int)(count - i < width ? count - i : width);
       sum = fma(load(a + first + i, here), load(b + first + i, here), sum);
     }
-    return sum_of<A>(sum);
+    return sum_of(sum);
   }
   // The output of a head times its gradient.
   A product_of_outputs(int64_t at) const {
@@ -285,7 +285,7 @@ template <class S> class AttentionBackward : AttentionCall<S> {
         }
         V sum{};
         for (int64_t key = 0; key < l_.padded_; key += width) sum = sum + load(row + key);
-        l_.decay_parts_[rows + at] = sum_of<A>(sum);
+        l_.decay_parts_[rows + at] = sum_of(sum);
       }
     }
 
@@ -327,17 +327,7 @@ template <class S> class AttentionBackward : AttentionCall<S> {
       read_columns(head, block);
       const bool decays = c_.log_decay || c_.log_gain;
       for (int t = 0; t < count_; t++)
-        for (int column = 0; column < count; column++) {
-          const A *from = before(t, column), *decay = decays_ + t * l_.padded_, *k = k_ + t * l_.padded_;
-          A* to = states_ + (t + 1) * l_.unit_size() + column * l_.padded_;
-          const V written = splat_at(written_ + t * columns + column);
-          if (decays)
-            for (int64_t key = 0; key < l_.padded_; key += width)
-              store(to + key, fma(load(k + key), written, load(decay + key) * load(from + key)));
-          else
-            for (int64_t key = 0; key < l_.padded_; key += width)
-              store(to + key, fma(load(k + key), written, load(from + key)));
-        }
+        for (int column = 0; column < count; column += quad) decays ? advance<true>(t, column) : advance<false>(t, column);
       for (int t = count_ - 1; t >= 0; t--) {
         for (int column = 0; column < count; column += quad) {
           if (c_.delta) decays ? retreat<true, true>(t, head, block, column, grad) : retreat<true, false>(t, head, block, column, grad);
@@ -347,7 +337,26 @@ template <class S> class AttentionBackward : AttentionCall<S> {
       }
     }
 
-    // Four columns of a step.
+    // Four columns of a step, forward.
+    template <bool DECAYS> void advance(int t, int column) const {
+      constexpr int N = quad;
+      const A *decay = decays_ + t * l_.padded_, *k = k_ + t * l_.padded_, *from[N];
+      A* to[N];
+      V written[N];
+      RAGLANE_EACH {
+        from[i] = before(t, column + i), to[i] = states_ + (t + 1) * l_.unit_size() + (column + i) * l_.padded_;
+        written[i] = splat_at(written_ + t * columns + column + i);
+      }
+      for (int64_t key = 0; key < l_.padded_; key += width) {
+        const V its_key = load(k + key), factor = load(decay + key);
+        RAGLANE_EACH {
+          const V state = load(from[i] + key);
+          store(to[i] + key, fma(its_key, written[i], DECAYS ? factor * state : state));
+        }
+      }
+    }
+
+    // The same backward.
     template <bool DELTA, bool DECAYS> void retreat(int t, int64_t head, int64_t block, int column, A* grad) {
       constexpr int N = quad;
       const int64_t padded = l_.padded_, row = t * padded, at = t * columns + column;
@@ -375,7 +384,7 @@ template <class S> class AttentionBackward : AttentionCall<S> {
       }
       A values[N];
       RAGLANE_EACH {
-        const A total = sum_of<A>(sum[i]);
+        const A total = sum_of(sum[i]);
         grad_gains_[t] = grad_gains_[t] + total * errors_[at + i];
         values[i] = total * factors_.gain[t];
       }

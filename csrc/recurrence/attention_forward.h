@@ -14,14 +14,14 @@ template <class S> class AttentionForward : AttentionCall<S> {
  public:
   explicit AttentionForward(const LinearAttention& call) : Base(call) {
     vectors_ = 4;
-    while (vectors_ > 1 && c_.key_size * vectors_ * vector_bytes > block_bytes) vectors_ /= 2;
+    while (vectors_ > 1 && c_.key_size * row_vectors(vectors_) * vector_bytes > block_bytes) vectors_ /= 2;
     while (vectors_ > 1 && (vectors_ / 2) * width >= c_.value_size) vectors_ /= 2;
     blocks_ = (c_.value_size + vectors_ * width - 1) / (vectors_ * width);
   }
 
   int32_t run() {
     const int64_t keys = whole_vectors<A>(c_.key_size);
-    const int64_t numbers = c_.key_size * vectors_ * width + 4 * border * keys + keys + 64;
+    const int64_t numbers = c_.key_size * row_vectors(vectors_) * width + 4 * border * keys + keys + 64;
     return run_tasks<A>(c_.threads, Base::ordered_ * c_.heads * blocks_, numbers, Base::poison(),
                         [&](int64_t number, A* scratch) {
                           const int64_t block = number % blocks_, head = number / blocks_ % c_.heads;
@@ -30,6 +30,7 @@ template <class S> class AttentionForward : AttentionCall<S> {
   }
 
  private:
+  static constexpr int rows_ahead = 6;
   static constexpr int64_t block_bytes = 32 << 10;  // of a state in the nearest cache
   int vectors_;
   int64_t blocks_;
@@ -39,6 +40,9 @@ template <class S> class AttentionForward : AttentionCall<S> {
     int64_t first;
     int count, vectors;
   };
+  // Vectors from one row of a state to the next. Rows of 2 or 4 would put a load at the distance of a page, which the
+  // processor takes for a dependence, from a recent store.
+  static constexpr int row_vectors(int vectors) { return vectors == 1 ? 1 : vectors + 1; }
 
   // Rows of q, k and decays of adjacent elements.
   struct Rows {
@@ -53,7 +57,7 @@ template <class S> class AttentionForward : AttentionCall<S> {
     const int64_t column = block * vectors_ * width, rest = c_.value_size - column;
     Columns columns{column, (int)(rest < vectors_ * width ? rest : vectors_ * width), 1};
     while (columns.vectors * width < columns.count) columns.vectors *= 2;
-    A *state = scratch, *rows = state + size * vectors_ * width, *normaliser = rows + 4 * border * whole_vectors<A>(size);
+    A *state = scratch, *rows = state + size * row_vectors(vectors_) * width, *normaliser = rows + 4 * border * whole_vectors<A>(size);
     A level = 0;
     read_state(state, (const A*)c_.initial, b, head, columns);
     if (c_.log_gain) {
@@ -84,7 +88,7 @@ template <class S> class AttentionForward : AttentionCall<S> {
   }
 
   void read_state(A* to, const A* from, int64_t b, int64_t head, const Columns& columns) const {
-    const int64_t row = columns.vectors * width;
+    const int64_t row = row_vectors(columns.vectors) * width;
     memset((void*)to, 0, c_.key_size * row * sizeof(A));
     if (!from) return;
     from += (b * c_.heads + head) * Base::state_size() + columns.first;
@@ -93,7 +97,7 @@ template <class S> class AttentionForward : AttentionCall<S> {
   }
   void copy_state(A* to, const A* from, const Columns& columns) const {
     for (int64_t i = 0; i < c_.key_size; i++)
-      memcpy((void*)(to + columns.first + i * c_.value_size), from + i * columns.vectors * width, columns.count * sizeof(A));
+      memcpy((void*)(to + columns.first + i * c_.value_size), from + i * row_vectors(columns.vectors) * width, columns.count * sizeof(A));
   }
 
   Rows rows_of(int64_t first, int count, int64_t head, A* scratch) const {
@@ -133,7 +137,7 @@ template <class S> class AttentionForward : AttentionCall<S> {
         store(normaliser + i, after);
         sum = fma(load(rows.q + t * rows.stride + i, here), after, sum);
       }
-      const A read = (A)c_.scale * sum_of<A>(sum);
+      const A read = (A)c_.scale * sum_of(sum);
       divisors[t] = Base::divisor(read, factors.floor[t]);
       const int64_t at = (first + t) * c_.heads + head;
       if (saves && c_.reads) ((A*)c_.reads)[at] = read;
@@ -166,6 +170,7 @@ template <class S> class AttentionForward : AttentionCall<S> {
   template <int N, bool DELTA, Decay DECAY>
   void advance(const Columns& columns, const Rows& rows, const Factors& factors, int64_t first, int count, int64_t head,
                A* state, const A* divisors) const {
+    constexpr int row = row_vectors(N);
     const int64_t size = c_.key_size;
     int lanes[N];
     RAGLANE_EACH {
@@ -173,18 +178,25 @@ template <class S> class AttentionForward : AttentionCall<S> {
       lanes[i] = rest < 0 ? 0 : rest < width ? rest : width;
     }
     for (int t = 0; t < count; t++) {
-      if (Base::resets(first + t)) memset((void*)state, 0, size * N * width * sizeof(A));
+      if (Base::resets(first + t)) memset((void*)state, 0, size * row * width * sizeof(A));
       const A *q = rows.q + t * rows.stride, *k = rows.k + t * rows.stride;
       const A* decays = rows.decays + (DECAY == of_key ? t * rows.decay_stride : 0);
       const int64_t at = ((first + t) * c_.heads + head) * c_.value_size + columns.first;
       const V decay = splat<V>(factors.decay[t]), gain = splat<V>(factors.gain[t]);
+      const int64_t ahead = at + rows_ahead * c_.heads * c_.value_size;
+      RAGLANE_EACH fetch((const S*)c_.v + ahead + i * width);
+      RAGLANE_EACH fetch((const S*)c_.output + ahead + i * width);
+      for (int64_t key = 0; key < size; key += width) {
+        fetch(q + rows_ahead * rows.stride + key);
+        fetch(k + rows_ahead * rows.stride + key);
+      }
       V written[N], output[N];
       RAGLANE_EACH written[i] = load((const S*)c_.v + at + i * width, lanes[i]);
       if constexpr (DELTA) {
         V read[N] = {};
         for (int64_t key = 0; key < size; key++) {
           const V factor = DECAY == of_key ? splat_at(k + key) * splat_at(decays + key) : splat_at(k + key);
-          RAGLANE_EACH read[i] = fma(factor, load(state + (key * N + i) * width), read[i]);
+          RAGLANE_EACH read[i] = fma(factor, load(state + (key * row + i) * width), read[i]);
         }
         RAGLANE_EACH written[i] = written[i] - (DECAY == of_head ? decay * read[i] : read[i]);
         if (c_.errors)
@@ -196,7 +208,7 @@ template <class S> class AttentionForward : AttentionCall<S> {
         const V of_q = splat_at(q + key), of_k = splat_at(k + key);
         const V factor = DECAY == of_key ? splat_at(decays + key) : decay;
         RAGLANE_EACH {
-          A* place = state + (key * N + i) * width;
+          A* place = state + (key * row + i) * width;
           const V before = load(place);
           const V after = fma(of_k, written[i], DECAY == none ? before : factor * before);
           store(place, after);

@@ -266,7 +266,13 @@ template <class S> class SelectiveLoops {
     // dt, dt x and D x of a block.
     void prepare(const Segment& segment, int block, A* y) const {
       const V bias = parameter(c_.dt_bias, block), skip = parameter(c_.D, block);
+      // Of the next block, or the first of the next segment.
+      const bool is_last = block + 1 == count_;
+      const int64_t next = (segment.first + (is_last ? border : 0)) * c_.channels + channel_of(is_last ? 0 : block + 1);
       for (int t = 0; t < segment.count; t++) {
+        const int64_t ahead = next + t * c_.channels;
+        fetch((const S*)c_.x + ahead), fetch((const S*)c_.dt + ahead);
+        if (y) fetch((const S*)c_.output + ahead);
         const V x = element(c_.x, segment.first + t, block);
         V d = element(c_.dt, segment.first + t, block) + bias;
         if (c_.softplus) d = soften(d);
@@ -388,7 +394,7 @@ template <class S> class SelectiveLoops {
       for (int t = 0; t < segment.count; t++)
         for (int64_t s = 0; s < c_.states; s += width) {
           const int here = (int)(c_.states - s < width ? c_.states - s : width);
-          for (int i = 0; i < here; i++) row[i] = sum_of<A>(load(sums + (t * c_.states + s + i) * width));
+          for (int i = 0; i < here; i++) row[i] = sum_of(load(sums + (t * c_.states + s + i) * width));
           const int64_t at = ((segment.first + t) * c_.groups + group_) * c_.states + s;
           if (l_.sets_ == 1) store(to + at, load(row, here), here);
           else store(parts + set_ * c_.elements * c_.groups * c_.states + at, load(row, here), here);

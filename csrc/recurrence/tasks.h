@@ -12,16 +12,8 @@ template <class A> RAGLANE_INLINE int64_t whole_vectors(int64_t count) {
   return (count + Lanes<A>::width - 1) / Lanes<A>::width * Lanes<A>::width;
 }
 
-// The sum of the entries of a vector, by halves.
-template <class A> RAGLANE_INLINE A sum_of(Vec<A> v) {
-  A part[Lanes<A>::width];
-  store(part, v);
-#pragma GCC unroll 8
-  for (int half = Lanes<A>::width / 2; half > 0; half /= 2)
-#pragma GCC unroll 16
-    for (int i = 0; i < half; i++) part[i] += part[i + half];
-  return part[0];
-}
+// Read a number ahead of its use; it may be beyond the end of its array.
+template <class T> RAGLANE_INLINE void fetch(const T* from) { __builtin_prefetch(from); }
 
 // Copy `count` numbers and zeros up to whole vectors, times a factor.
 template <class S, class A> RAGLANE_INLINE void copy_row(A* to, const S* from, int64_t count, A factor = 1) {

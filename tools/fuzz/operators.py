@@ -235,7 +235,7 @@ def _run_recurrences() -> None:
         run(rl.nn.selective_scan(*scanned, torch.randn(6), softplus=True, resets=resets))
         for delta in (True, False):
             decays = drawn(2).map(torch.nn.functional.logsigmoid)
-            gains = {"gain" if delta else "log_gain": drawn(2)}
+            gains: Any = {"gain" if delta else "log_gain": drawn(2)}
             attended = drawn(1, 5), drawn(1, 5), drawn(2, 4), decays
             run(rl.nn.linear_attention(*attended, **gains, delta=delta, resets=resets))
 
