@@ -92,7 +92,7 @@ def main() -> None:
     """Print the table."""
     torch.set_num_threads(1)
     print(f"# Attention\n\n`python benchmarks/attention.py`: {cpu_name()}, one thread, float32.\n")
-    print("| (B, features, heads) | elements, fill | | raglane | padded | nested |")
+    print("| (B, features, heads) | elements, density | | raglane | padded | nested |")
     print("| --- | --- | --- | --- | --- | --- |")
     for size in SIZES:
         torch.manual_seed(0)

@@ -65,7 +65,7 @@ class Ragged:
             "rows": rows,
         }
         with torch.no_grad():
-            return rl.nn.beam_search(step, starts, state, end=0, **options).scores
+            return rl.transduction.beam_search(step, starts, state, end=0, **options).scores
 
     def loss(self) -> Tensor:
         return self.decoder.loss(self.memory, self.targets)
@@ -142,7 +142,9 @@ class Padded:
 
 def parts(attention: str, count: int, dtype: torch.dtype = torch.float32) -> tuple[Ragged, Padded]:
     torch.manual_seed(0)
-    decoder = rl.nn.AttentionDecoder(TOKENS, HIDDEN, HIDDEN, attention=attention).to(dtype)
+    decoder = rl.transduction.AttentionDecoder(TOKENS, HIDDEN, HIDDEN, attention=attention).to(
+        dtype
+    )
     lengths = torch.tensor(LENGTHS["lognormal"].draw(count))
     memory = rl.Ragged.from_flat(
         torch.randn(2 * int(lengths.sum()), HIDDEN, dtype=dtype), lengths=2 * lengths

@@ -150,7 +150,7 @@ def exact_scores(log_probs: Any, tokens: Any, ngram: Any) -> Any:
 
     import raglane as rl
 
-    scores = -rl.nn.ctc_loss(log_probs, tokens, reduction="none")
+    scores = -rl.transduction.ctc_loss(log_probs, tokens, reduction="none")
     if ngram is not None:
         prefixes = [one[:place] for one in tokens for place in range(len(one))]
         chances = ngram(
@@ -175,9 +175,9 @@ def compare(
     ngram = None
     if grams:
         texts = np.random.default_rng(1).integers(1, classes, (500, 30)).tolist()
-        ngram = rl.nn.NGram(texts, classes, order=2)
+        ngram = rl.transduction.NGram(texts, classes, order=2)
         write_arpa(ngram, arpa)
-    search = rl.nn.CTCBeamSearch(beam_size=beam, scorer=ngram, scorer_weight=0.5)
+    search = rl.transduction.CTCBeamSearch(beam_size=beam, scorer=ngram, scorer_weight=0.5)
     torch.set_num_threads(1)
     ragged = rl.Ragged([torch.from_numpy(rows) for rows in batch])
     for peer in PEERS[: 1 if grams else None]:

@@ -1,4 +1,4 @@
-"""Epoch orders of Raglane and other libraries: balance of ranks, fill, shuffling, and the time to
+"""Epoch orders of Raglane and other libraries: balance of ranks, density, shuffling, and the time to
 draw and to resume.
 
     python benchmarks/epochs.py names=names.txt libri=libri.txt > benchmarks/results/order.md
@@ -58,7 +58,7 @@ def spread_of_step(shares: list[Integers]) -> tuple[float, float]:
     return max(costs) / mean - 1, max(least / mean - 1, 0.0)
 
 
-def fill_of(shares: list[Integers]) -> tuple[int, int]:
+def density_of(shares: list[Integers]) -> tuple[int, int]:
     """Return the numbers of real elements and of all elements of padded batches."""
     return sum(int(one.sum()) for one in shares), sum(
         len(one) * int(one.max(initial=0)) for one in shares
@@ -83,14 +83,14 @@ def steps_of(lengths: Integers, order: EpochOrder, ranks: int) -> Iterator[Integ
 
 def looked_at(steps: Iterator[list[Integers]]) -> list[str]:
     """Return the cells of a table: the spread, the spread caused by the longest sequence, and the
-    fill.
+    density.
     """
-    values, fills = [], []
+    values, densities = [], []
     for shares in steps:
         values.append(spread_of_step(shares))
-        fills.append(fill_of(shares))
+        densities.append(density_of(shares))
     spreads, bounds = np.array(values).T
-    real, padded = np.sum(fills, 0)
+    real, padded = np.sum(densities, 0)
     return [
         f"{spreads.mean():.2%} ({np.quantile(spreads, 0.99):.2%})",
         f"{bounds.mean():.2%}",
@@ -110,13 +110,14 @@ def spread(lists: dict[str, Integers], count: int) -> None:
         "mean, less 1: its mean over the steps, and in parentheses the 99th percentile. *Bound*: the mean spread if"
     )
     print(
-        "nothing but the longest sequence of a step made a difference. *Fill*: of a rank's batches, padded. Grouped by"
+        "nothing but the longest sequence of a step made a difference. *Density*: of a rank's batches, padded."
     )
     print(
-        "pools of 50 and of 200 batches; random steps shared out; and random batches of each rank's own.\n"
+        "Grouped by pools of 50 and of 200 batches; random steps shared out; and random batches of each rank's own.\n"
     )
     print(
-        "| list | ranks | bucketed, 50: spread | fill | bucketed, 200: spread | fill | random: spread | bound | own |"
+        "| list | ranks | bucketed, 50: spread | density | bucketed, 200: spread | density | random: spread "
+        "| bound | own |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     random = np.random.default_rng(0)
@@ -258,7 +259,7 @@ def timed(call: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def peers(lists: dict[str, Integers], count: int, ranks: int = 8) -> None:
-    """Print the table of fill, spread, shuffling and time, with other libraries."""
+    """Print the table of density, spread, shuffling and time, with other libraries."""
     print(
         f"\n## Beside others\n\n{count:,} lengths drawn from a list, batches of {PER_RANK}. The spread is that of"
     )
@@ -272,7 +273,7 @@ def peers(lists: dict[str, Integers], count: int, ranks: int = 8) -> None:
         "is the time of an epoch, *go on* that of a new process to have the batch in the middle of one, both from"
     )
     print("lengths in memory.\n")
-    print("| list | order | fill | spread | company | trend | travel | draw, s | go on, s |")
+    print("| list | order | density | spread | company | trend | travel | draw, s | go on, s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     random = np.random.default_rng(1)
     for name, known in lists.items():
@@ -305,7 +306,7 @@ def peers(lists: dict[str, Integers], count: int, ranks: int = 8) -> None:
             second = way.epoch(lengths, 1)
             went_on = min(timed(way.go_on(lengths))[0] for _ in range(3))
             values = shuffling(lengths, as_epoch(first), as_epoch(second))
-            real, padded = fill_of([lengths[batch] for batch in first])
+            real, padded = density_of([lengths[batch] for batch in first])
             if isinstance(way, Ours):
                 most = way.limit.elements
                 wide = (

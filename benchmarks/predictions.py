@@ -4,7 +4,7 @@ lengths.
     python benchmarks/predictions.py names=names.txt 0.3x20 > benchmarks/results/predictions.md
 
 A list is a file with one length per line, or FILLxMEAN: lengths are drawn with ``--seed``, with
-this fill of a batch of all and about this mean. For each cell, hidden size and list, every setting
+this density of a batch of all and about this mean. For each cell, hidden size and list, every setting
 (backend, schedule, batch size, order) is run on batches drawn from the list, taking turns, until
 each has run for ``--seconds``; a training step is the layer's forward and backward pass, as the
 planner counts it. The measured time of an epoch is seconds per element times the list's elements;
@@ -304,10 +304,10 @@ def lengths_of(text: str, seed: int) -> tuple[str, torch.Tensor]:
     name, _, file = text.partition("=")
     if file:
         return name, torch.tensor(np.loadtxt(Path(file), dtype=np.int64))
-    fill, mean = map(float, name.split("x"))
+    density, mean = map(float, name.split("x"))
     # A share u ** k of the longest has the mean 1 / (k + 1).
-    shares = np.random.default_rng([seed, round(100 * fill)]).random(COUNT) ** (1 / fill - 1)
-    return name, torch.tensor(np.maximum(1, np.rint(mean / fill * shares)), dtype=torch.int64)
+    shares = np.random.default_rng([seed, round(100 * density)]).random(COUNT) ** (1 / density - 1)
+    return name, torch.tensor(np.maximum(1, np.rint(mean / density * shares)), dtype=torch.int64)
 
 
 def main() -> None:

@@ -64,10 +64,10 @@ class Scan:
     def theirs(self, tensors: dict[str, Tensor]) -> Tensor:
         from transformers.models.mamba.modeling_mamba import mamba_selective_scan as scan
 
-        x, dt, B, C = (padded(self.batch(tensors[name])) for name in ("x", "dt", "B", "C"))
+        x, dt, of_b, of_c = (padded(self.batch(tensors[name])) for name in ("x", "dt", "B", "C"))
         y = scan(
             *(x.transpose(1, 2), dt.transpose(1, 2), tensors["A"]),
-            *(B[:, :, 0].transpose(1, 2), C[:, :, 0].transpose(1, 2), tensors["D"]),
+            *(of_b[:, :, 0].transpose(1, 2), of_c[:, :, 0].transpose(1, 2), tensors["D"]),
             delta_softplus=True,
         )
         y = y[0] if isinstance(y, tuple) else y
@@ -82,8 +82,7 @@ class Attention:
         self.delta = delta
         name = "gated delta rule" if delta else "Mamba-2"
         self.title = f"{name}, {HEADS} heads of {SIZE} x {SIZE}, T {STEPS}"
-        sizes = {name: (HEADS, SIZE) for name in "qkv"}
-        self.tensors = {name: torch.randn(STEPS, *shape) for name, shape in sizes.items()}
+        self.tensors = {name: torch.randn(STEPS, HEADS, SIZE) for name in "qkv"}
         self.tensors["k"] = torch.nn.functional.normalize(self.tensors["k"], dim=-1)
         self.tensors["dt"] = torch.rand(STEPS, HEADS)
         self.tensors["A"] = -torch.rand(HEADS)

@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 import torch
 from harness.serving import HEAD, echoed, make, most_clients, ours, peer, trial
+from harness.stalls import HEAD as STALLS
+from harness.stalls import read
 from harness.timing import interleave
 from torch import Tensor, nn
 from voice_activity import CONTEXT, FRAME, Detector
@@ -232,6 +234,21 @@ def long_run(processors: tuple[int, int], seconds: float, count: int, per_socket
         print(f"\nResident memory of the server over time, MB: {memory}\n", flush=True)
 
 
+def stalls(processors: tuple[int, int], seconds: float, count: int) -> None:
+    """Print the pauses of a server's event loop above 20 ms."""
+    near, far = processors
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "stalls")
+        with ours(near, path) as served:
+            path.write_text("")
+            print(HEAD)
+            print(trial(served, count, 1, seconds, far).text("traced"), flush=True)
+        noted = read(path)
+    print(f"\n{len(noted)} stalls:\n\n{STALLS}" if noted else "\nNo stall above 20 ms.")
+    for stall in sorted(noted, reverse=True):
+        print(stall.text())
+
+
 def reconnections(frames: int, seed: int) -> None:
     """Compare what clients receive, whose connections are lost now and then, with offline."""
     cpus = sorted(os.sched_getaffinity(0))
@@ -396,13 +413,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ("times", "calls", "server", "long", "reconnections", "memory", "churn", "bits")
+    parts = (
+        "times",
+        "calls",
+        "server",
+        "long",
+        "stalls",
+        "reconnections",
+        "memory",
+        "churn",
+        "bits",
+    )
     parser.add_argument("parts", nargs="+", choices=parts, help="the measurements")
     parser.add_argument(
         "--threads", type=int, default=1, help="threads; 1 pins the process (default: 1)"
     )
-    parser.add_argument("--seconds", type=float, default=600, help="of the long run (default: 600)")
-    parser.add_argument("--clients", type=int, default=160, help="of the long run (default: 160)")
+    parser.add_argument(
+        "--seconds", type=float, default=600, help="of the long run, and of stalls (default: 600)"
+    )
+    parser.add_argument(
+        "--clients", type=int, default=160, help="of the long run, and of stalls (default: 160)"
+    )
     parser.add_argument(
         "--per-socket", type=int, default=1, help="streams of its connections (default: 1)"
     )
@@ -417,7 +448,9 @@ def main() -> None:
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     cpus = sorted(os.sched_getaffinity(0))
-    if options.threads == 1 and not {"server", "long", "reconnections"} & {*options.parts}:
+    if options.threads == 1 and not {"server", "long", "stalls", "reconnections"} & {
+        *options.parts
+    }:
         os.sched_setaffinity(0, {cpus[-1]})
     print(f"# Live streams\n\n{cpu_name()}, torch {torch.__version__}, {options.threads} threads\n")
     run: dict[str, Callable[[], None]] = {
@@ -426,6 +459,7 @@ def main() -> None:
         "long": partial(
             long_run, (cpus[0], cpus[-1]), options.seconds, options.clients, options.per_socket
         ),
+        "stalls": partial(stalls, (cpus[0], cpus[-1]), options.seconds, options.clients),
         "reconnections": partial(reconnections, int(options.frames), options.seed),
         "calls": calls,
         "memory": memory,

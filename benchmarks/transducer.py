@@ -1,4 +1,4 @@
-"""The transducer's loss and its gradients (``rl.nn.rnnt_loss``) against a padded twin in plain
+"""The transducer's loss and its gradients (``rl.transduction.rnnt_loss``) against a padded twin in plain
 torch.
 
     python benchmarks/transducer.py > benchmarks/results/transducer.md
@@ -57,7 +57,9 @@ class Problem:
     def raglane(self) -> tuple[Tensor, ...]:
         encoder = rl.Ragged.from_flat(self.encoder, lengths=self.frames)
         predictor = rl.Ragged.from_flat(self.predictor, lengths=self.labels + 1)
-        return self.gradients(rl.nn.rnnt_loss(encoder, predictor, self.targets, self.joint))
+        return self.gradients(
+            rl.transduction.rnnt_loss(encoder, predictor, self.targets, self.joint)
+        )
 
     def logits(self) -> Tensor:
         """``(B, T, U + 1, C)``."""

@@ -30,7 +30,7 @@ class Chart:
 CHARTS = (
     Chart(
         "ratio",
-        ("cell BxHxD", "lengths (N; fill)", "who"),
+        ("cell BxHxD", "lengths (N; density)", "who"),
         "PyTorch's fastest time over Raglane's: one dot per size, the line is equal speed",
     ),
     Chart(
@@ -83,9 +83,9 @@ CHARTS = (
         parity=None,
     ),
     Chart(
-        "fill",
+        "density",
         ("order",),
-        "The fill of padded batches: one dot per list",
+        "The density of padded batches: one dot per list",
         is_log=False,
         parity=None,
     ),

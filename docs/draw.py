@@ -43,7 +43,7 @@ def speedups(name: str = "layers") -> dict[tuple[str, str, str], list[float]]:
         mode = heading.removeprefix("grid: ").split(",")[0]
         for row in rows if heading.startswith("grid: ") else ():
             if row["who"] == "**ours**":
-                cell, lengths = row["cell BxHxD"].split()[0], row["lengths (N; fill)"].split()[0]
+                cell, lengths = row["cell BxHxD"].split()[0], row["lengths (N; density)"].split()[0]
                 kind = next(kind for kind, names in KINDS.items() if lengths in names)
                 found.setdefault((mode, kind, cell), []).append(float(row["ratio"]))
     return found

@@ -75,9 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> float:
     )
     result = run.evaluate(*test)
     print(
-        f"test R2 {result['R2']:.3f}, mean absolute error {result['MAE']:.2f}, of the mean {result['mean_MAE']:.1f}"
+        f"test R2 {result['r2']:.3f}, mean absolute error {result['mae']:.2f}, of the mean {result['mean_mae']:.1f}"
     )
-    return result["R2"]
+    return result["r2"]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Only its equations are written here. The command trains it like any other cell, on Japanese vowels:
 
-    raglane train --cell examples/own_cell.py:TwoSpeeds
+    raglane demo --cell examples/own_cell.py:TwoSpeeds
 
 Test accuracy: 0.973 (seed 0), in 8 seconds on one core.
 """

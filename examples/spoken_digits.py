@@ -145,11 +145,11 @@ class Recogniser(nn.Module):
 
     def loss(self, frames: Sequence[Tensor], digits: Sequence[Tensor]) -> Tensor:
         """Return the mean CTC loss per digit."""
-        return rl.nn.ctc_loss(self(rl.Ragged(frames)), rl.Ragged(digits), BLANK)
+        return rl.transduction.ctc_loss(self(rl.Ragged(frames)), rl.Ragged(digits), BLANK)
 
     def read(self, frames: Sequence[Tensor]) -> list[Tensor]:
         """Return the digits of the most likely labels."""
-        return list(rl.nn.ctc_greedy_search(self(rl.Ragged(frames)), BLANK).best())
+        return list(rl.transduction.ctc_greedy_search(self(rl.Ragged(frames)), BLANK).best())
 
 
 class Twin(nn.Module):
@@ -189,7 +189,7 @@ class Transducer(nn.Module):
     def __init__(self, size: int = 64) -> None:
         super().__init__()
         self.lstm = rl.nn.LSTM(2 * BANDS, size, bidirectional=True)
-        self.transducer = rl.nn.Transducer(11, 2 * size, size, "gru", blank=BLANK)
+        self.transducer = rl.transduction.Transducer(11, 2 * size, size, "gru", blank=BLANK)
 
     def loss(self, frames: Sequence[Tensor], digits: Sequence[Tensor]) -> Tensor:
         """Return the mean transducer loss per digit."""
@@ -235,7 +235,9 @@ def train(model: Recogniser | Twin | Transducer, examples: Sequence[Example], ep
 def error_rate(model: Recogniser | Twin | Transducer, examples: Sequence[Example]) -> float:
     """Return the insertions, deletions and substitutions per digit."""
     frames, digits = zip(*examples, strict=True)
-    return float(rl.nn.edit_distance(rl.Ragged(model.eval().read(frames)), rl.Ragged(digits)).rate)
+    return float(
+        rl.transduction.edit_distance(rl.Ragged(model.eval().read(frames)), rl.Ragged(digits)).rate
+    )
 
 
 def main(arguments: Sequence[str] | None = None) -> list[float]:
@@ -254,7 +256,9 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     )
     parser.add_argument("--epochs", type=int, default=5, help="passes over them (default: 5)")
     parser.add_argument(
-        "--transducer", action="store_true", help="also train a transducer, rl.nn.Transducer"
+        "--transducer",
+        action="store_true",
+        help="also train a transducer, rl.transduction.Transducer",
     )
     parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
     options = parser.parse_args(arguments)

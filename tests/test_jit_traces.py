@@ -69,14 +69,10 @@ def attribute(name: str) -> Call:
     return lambda v, n: getattr(ragged(v, n), name)
 
 
-def loss(name: str, target: Callable[[Tensor], Tensor]) -> Call:
-    function = getattr(rl.nn.losses, name)
-    return lambda v, n: function(ragged(v, n), ragged(target(v), n))
-
-
 def built(name: str, *args: Any, **options: Any) -> nn.Module:
     torch.manual_seed(0)
-    module: nn.Module = getattr(rl.nn, name)(*args, **options)
+    kind = getattr(rl.nn, name, None) or getattr(rl.transduction, name)
+    module: nn.Module = kind(*args, **options)
     return module.requires_grad_(False)  # a trace refuses to make constants of trained weights
 
 
@@ -142,14 +138,6 @@ RIGHT: dict[str, Call] = {
     "rl.nn.AttentionPooling": layer("AttentionPooling", FEATURES, 2),
     "rl.nn.AttentionPooling, eval": lambda v, n: POOLING.weights(ragged(v, n)),  # type: ignore[operator]
     "rl.nn.LSTM.final": lambda v, n: LSTM.final(None, (n.view(1, -1, 1) * v[:1, :2],) * 2),  # type: ignore[operator]
-    "rl.nn.losses.cross_entropy": loss("cross_entropy", tags),
-    "rl.nn.losses.nll_loss": loss("nll_loss", tags),
-    "rl.nn.losses.binary_cross_entropy_with_logits": loss(
-        "binary_cross_entropy_with_logits", torch.sigmoid
-    ),
-    "rl.nn.losses.mse_loss": loss("mse_loss", torch.sin),
-    "rl.nn.losses.l1_loss": loss("l1_loss", torch.sin),
-    "rl.nn.losses.huber_loss": loss("huber_loss", torch.sin),
     "rl.nn.CRF": lambda v, n: FIELD(ragged(v, n), ragged(tags(v), n)),
     "rl.nn.CRF.loss": lambda v, n: FIELD.loss(ragged(v, n), ragged(tags(v), n)),  # type: ignore[operator]
     "rl.nn.CRF.score": lambda v, n: FIELD.score(ragged(v, n), ragged(tags(v), n)),  # type: ignore[operator]
@@ -157,7 +145,7 @@ RIGHT: dict[str, Call] = {
     "rl.nn.CRF.marginals": lambda v, n: FIELD.marginals(ragged(v, n)),  # type: ignore[operator]
     "rl.nn.CRF.log_partition": lambda v, n: FIELD.log_partition(ragged(v, n)),  # type: ignore[operator]
     "rl.nn.CRF.log_likelihood": lambda v, n: FIELD.log_likelihood(ragged(v, n), ragged(tags(v), n)),  # type: ignore[operator]
-    "rl.nn.ctc_loss": lambda v, n: rl.nn.ctc_loss(
+    "rl.transduction.ctc_loss": lambda v, n: rl.transduction.ctc_loss(
         ragged(v.log_softmax(1), n), targets(n), zero_infinity=True
     ),
 }
@@ -208,23 +196,27 @@ REFUSED: dict[str, Call] = {
     "rl.nn.AvgPool1d": layer("AvgPool1d", 2),
     "rl.nn.LSTM.step": lambda v, _: LSTM.step(v),  # type: ignore[operator]
     "rl.nn.Attention": layer("Attention", FEATURES, 2),
-    "rl.nn.ctc_align": lambda v, n: (
-        rl.nn.ctc_align(ragged(v.log_softmax(1), n), ragged(tags(v)[:0], n * 0)).scores
+    "rl.transduction.ctc_align": lambda v, n: (
+        rl.transduction.ctc_align(ragged(v.log_softmax(1), n), ragged(tags(v)[:0], n * 0)).scores
     ),
-    "rl.nn.ctc_greedy_search": lambda v, n: rl.nn.ctc_greedy_search(ragged(v, n)),
-    "rl.nn.CTCBeamSearch": lambda v, n: rl.nn.CTCBeamSearch()(ragged(v.log_softmax(1), n)),
-    "rl.nn.rnnt_loss": lambda v, n: rl.nn.rnnt_loss(
+    "rl.transduction.ctc_greedy_search": lambda v, n: rl.transduction.ctc_greedy_search(
+        ragged(v, n)
+    ),
+    "rl.transduction.CTCBeamSearch": lambda v, n: rl.transduction.CTCBeamSearch()(
+        ragged(v.log_softmax(1), n)
+    ),
+    "rl.transduction.rnnt_loss": lambda v, n: rl.transduction.rnnt_loss(
         ragged(v.repeat_interleave(2, 0), n * 2), None, targets(n)
     ),
-    "rl.nn.Transducer": lambda v, n: TRANSDUCER(ragged(v, n), targets(n)),
-    "rl.nn.Transducer.loss": lambda v, n: TRANSDUCER.loss(ragged(v, n), targets(n)),  # type: ignore[operator]
-    "rl.nn.Transducer.decode": lambda v, n: TRANSDUCER.decode(ragged(v, n)),  # type: ignore[operator]
-    "rl.nn.AttentionDecoder": lambda v, n: DECODER(ragged(v, n), targets(n)),
-    "rl.nn.AttentionDecoder.loss": lambda v, n: DECODER.loss(ragged(v, n), targets(n)),  # type: ignore[operator]
-    "rl.nn.AttentionDecoder.decode": lambda v, n: DECODER.decode(
+    "rl.transduction.Transducer": lambda v, n: TRANSDUCER(ragged(v, n), targets(n)),
+    "rl.transduction.Transducer.loss": lambda v, n: TRANSDUCER.loss(ragged(v, n), targets(n)),  # type: ignore[operator]
+    "rl.transduction.Transducer.decode": lambda v, n: TRANSDUCER.decode(ragged(v, n)),  # type: ignore[operator]
+    "rl.transduction.AttentionDecoder": lambda v, n: DECODER(ragged(v, n), targets(n)),
+    "rl.transduction.AttentionDecoder.loss": lambda v, n: DECODER.loss(ragged(v, n), targets(n)),  # type: ignore[operator]
+    "rl.transduction.AttentionDecoder.decode": lambda v, n: DECODER.decode(
         ragged(v, n), beam_size=2, max_length=3
     ),  # type: ignore[operator]
-    "rl.nn.beam_search": lambda v, n: rl.nn.beam_search(
+    "rl.transduction.beam_search": lambda v, n: rl.transduction.beam_search(
         lambda tokens, state: (v[:1].log_softmax(1).expand(len(tokens), -1), state),
         n,
         n,
@@ -232,18 +224,20 @@ REFUSED: dict[str, Call] = {
         max_length=3,
         end=0,
     ),
-    "rl.nn.soft_dtw": lambda v, n: rl.nn.soft_dtw(ragged(v, n), ragged(v, n.flip(0))),
-    "rl.nn.edit_distance": lambda v, n: (
-        rl.nn.edit_distance(ragged(tags(v), n), ragged(tags(v), n.flip(0))).total
+    "rl.transduction.soft_dtw": lambda v, n: rl.transduction.soft_dtw(
+        ragged(v, n), ragged(v, n.flip(0))
     ),
-    "rl.nn.NGram": lambda v, n: rl.nn.NGram(ragged(tags(v), n), num_tokens=FEATURES)(
-        ragged(tags(v), n), n
+    "rl.transduction.edit_distance": lambda v, n: (
+        rl.transduction.edit_distance(ragged(tags(v), n), ragged(tags(v), n.flip(0))).total
     ),
+    "rl.transduction.NGram": lambda v, n: rl.transduction.NGram(
+        ragged(tags(v), n), num_tokens=FEATURES
+    )(ragged(tags(v), n), n),
     "rl.data.observations": lambda v, n: rl.data.observations(ragged(v, n)),
 }
 
 # Not computed from tensors, or not possible in a trace.
-WITHOUT_TENSORS = set("feature_shape Hypotheses PackedSequence init".split())
+WITHOUT_TENSORS = set("feature_shape PackedSequence init".split())
 ELSEWHERE = {
     "from_nested",  # torch traces no nested tensor
     "from_arrow",  # reads no tensor
@@ -254,7 +248,7 @@ def test_every_public_function_is_tried() -> None:
     tried = {part for name in (*RIGHT, *REFUSED) for part in re.split(r"[., ]+", name)}
     # Functions and attributes of torch are in tests/face; some of each kind are tried here too.
     public = {name for name in dir(rl.Ragged) if not name.startswith("_")} - {*dir(Tensor)}
-    public |= {*rl.nn.__all__, *rl.nn.losses.__all__, *packing.__all__}
+    public |= {*rl.nn.__all__, *rl.transduction.__all__, *packing.__all__}
     assert public - tried == WITHOUT_TENSORS | ELSEWHERE
 
 

@@ -4,12 +4,18 @@ changelog.
 
 from __future__ import annotations
 
+import operator
+import re
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import raglane as rl
 from raglane.ragged.face.table import methods
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -18,19 +24,18 @@ from raglane.ragged.face.table import methods
         (
             rl,
             """Ragged Run accelerate collate import_layer cost data distributions errors explain export fit lens load nn
-            pack_weights packing plan plot quantize serve sklearn testing to_torch use_backend""",
+            pack_weights packing plan plot quantize serve sklearn testing to_torch transduction use_backend""",
         ),
         (
             rl.nn,
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
-            MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder init losses
-            AttentionDecoder CTCBeamSearch Hypotheses NGram Transducer beam_search ctc_align ctc_greedy_search ctc_loss
-            edit_distance
-            rnnt_loss soft_dtw Attention Conv1d MaxPool1d AvgPool1d""",
+            MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder init
+            Attention Conv1d MaxPool1d AvgPool1d""",
         ),
         (
-            rl.nn.losses,
-            "binary_cross_entropy_with_logits cross_entropy huber_loss l1_loss mse_loss nll_loss",
+            rl.transduction,
+            """AttentionDecoder CTCBeamSearch NGram Transducer beam_search ctc_align ctc_greedy_search ctc_loss
+            edit_distance rnnt_loss soft_dtw""",
         ),
         (rl.nn.init, "chrono_ forget_bias_ orthogonal_ xavier_"),
         (
@@ -40,16 +45,33 @@ from raglane.ragged.face.table import methods
         ),
         (
             rl.plot,
-            "Picture attention gates histogram lanes norms packed padded schedules theme waste",
+            "attention gates histogram lanes norms packed padded schedules theme waste",
         ),
         (rl.export, "aot_inductor copy_operators onnx"),
-        (rl.serve, "AsyncClient Client Engine Events Stream deployment"),
+        (rl.serve, "AsyncClient Client Engine Events deployment"),
         (rl.testing, "assert_close"),
     ],
 )
 def test_modules(module: Any, names: str) -> None:
     assert sorted(module.__all__) == sorted(names.split())
     assert all(hasattr(module, name) for name in module.__all__)
+
+
+def _front_row(page: str) -> list[str]:
+    _, _, rest = (ROOT / page).read_text(encoding="utf-8").partition(" The names you need\n")
+    rows = [line for line in rest.partition("\n#")[0].splitlines() if line.startswith("|")]
+    return re.findall(r"`rl\.([\w.]+)`", "\n".join(rows))
+
+
+def test_the_front_row_has_about_forty_names() -> None:
+    names = _front_row("README.md")
+    assert 35 <= len(names) <= 45
+    assert names == _front_row("docs/index.md")
+    for name in names:
+        operator.attrgetter(name)(rl)
+    # Names at the top are for everyone; the others are modules.
+    top = {name for name in rl.__all__ if not isinstance(getattr(rl, name), ModuleType)}
+    assert {name for name in names if "." not in name} == top - {"Run"}
 
 
 def test_ragged() -> None:

@@ -27,6 +27,8 @@ _WORDS = {
 }
 # Names of variables and arguments that do not say what they hold.
 _VAGUE = frozenset("found own given made part one known kept wanted held place".split())
+# docs/api/results.md has classes that functions return: no names to import.
+_API_PAGES = [path for path in (ROOT / "docs/api").glob("*.md") if path.name != "results.md"]
 _API = re.compile(r"^\.\. (?:autoclass|autoexception|autofunction|data)::", flags=re.MULTILINE)
 _BRANCHES = (
     ast.If,
@@ -210,9 +212,7 @@ def _texts() -> dict[str, int]:
             )
             for name, words in _WORDS.items()
         },
-        "api_names": sum(
-            len(_API.findall(page.read_text())) for page in (ROOT / "docs/api").glob("*.md")
-        ),
+        "api_names": sum(len(_API.findall(page.read_text())) for page in _API_PAGES),
     }
 
 

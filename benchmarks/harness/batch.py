@@ -90,7 +90,7 @@ class Batch:
         return int(self.lengths.max())
 
     @property
-    def fill(self) -> float:
+    def density(self) -> float:
         """``N / (B * T)``."""
         return self.elements / (len(self.lengths) * self.longest)
 

@@ -147,10 +147,10 @@ class Suite:
 
 SUITES: dict[str, Suite] = {
     "grid": Suite("how fast is a layer on ragged batches", competitors=("ours-float32",)),
-    "fill": Suite(
-        "does an element cost the same in a batch of low fill: ours-equal has as many elements at fill 1",
-        lengths=("fill-0.1",),
-        sizes=tuple(size for size in SIZES if size.batch >= LENGTHS["fill-0.1"].fewest),
+    "density": Suite(
+        "does an element cost the same in a batch of low density: ours-equal has as many elements at density 1",
+        lengths=("density-0.1",),
+        sizes=tuple(size for size in SIZES if size.batch >= LENGTHS["density-0.1"].fewest),
         competitors=("ours-equal",),
     ),
     "one-long": Suite(

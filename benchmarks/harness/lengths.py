@@ -31,7 +31,7 @@ from torch import Tensor
 from raglane._utils.messages import printable, shorten
 from raglane.planner.probe import draw, lengths_of_file
 
-__all__ = ["LENGTHS", "QUANTILES", "Lengths", "draw_like", "filled", "of_file"]
+__all__ = ["LENGTHS", "QUANTILES", "Lengths", "draw_like", "of_density", "of_file"]
 
 _LOG_MEAN, _LOG_DEVIATION, _LONGEST = 3.3, 0.7, 400
 _MEAN = 30
@@ -108,20 +108,20 @@ def _one_long(count: int) -> list[int]:
     return [50] * (count - 1) + [10_000]
 
 
-def filled(fill: float) -> Callable[[int], list[int]]:
-    """Return a rule for batches with a given fill, and 30 elements per sequence on average.
+def of_density(density: float) -> Callable[[int], list[int]]:
+    """Return a rule for batches with a given density, and 30 elements per sequence on average.
 
     Example:
-        >>> lengths = filled(0.25)(16)
+        >>> lengths = of_density(0.25)(16)
         >>> max(lengths), sum(lengths)
         (120, 480)
     """
 
     def draw(count: int) -> list[int]:
-        total, longest = _MEAN * count, round(_MEAN / fill)
+        total, longest = _MEAN * count, round(_MEAN / density)
         # Shares u ** k of the longest have the mean 1 / (k + 1); the remainder of rounding is added
         # one by one.
-        power = 1 / fill - 1
+        power = 1 / density - 1
         lengths = [
             max(1, round(longest * (place / (count - 1)) ** power)) for place in range(count)
         ]
@@ -218,9 +218,9 @@ LENGTHS: dict[str, Lengths] = {
         Lengths("trec", "like the questions of TREC in words", _real("trec")),
         Lengths("vowels", "like the recordings of Japanese vowels in steps", _real("vowels")),
         Lengths(
-            "fill-0.1",
-            f"{_MEAN} on average, the longest {10 * _MEAN}: fill 0.1",
-            filled(0.1),
+            "density-0.1",
+            f"{_MEAN} on average, the longest {10 * _MEAN}: density 0.1",
+            of_density(0.1),
             fewest=32,
         ),
         Lengths("one-long", "50 each, and one of 10,000", _one_long, fewest=2),

@@ -58,7 +58,7 @@ class CaseResult:
 
     Attributes:
         case: the case.
-        elements, longest, fill: properties of its batch.
+        elements, longest, density: properties of its batch.
         rows: one per competitor.
         rate: the rate of the suite's yardstick in the same rounds, per second; None if no time was
             measured.
@@ -74,7 +74,7 @@ class CaseResult:
     case: Case
     elements: int
     longest: int
-    fill: float
+    density: float
     rows: tuple[Row, ...]
     rate: float | None = None
     rounds: int = 0

@@ -137,7 +137,7 @@ def measure_case(
         case,
         batch.elements,
         batch.longest,
-        batch.fill,
+        batch.density,
         tuple(rows),
         load=average,
         is_busy=machine.is_busy(average),

@@ -80,16 +80,12 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def ours(processor: int) -> Iterator[Server]:
-    """Run ``raglane serve``."""
-    command = [
-        Path(sys.executable).with_name("raglane"),
-        "serve",
-        "--port",
-        "0",
-        "--max-streams",
-        "4000",
-    ]
+def ours(processor: int, trace: Path | None = None) -> Iterator[Server]:
+    """Run ``raglane serve``; with the file of a trace of its stalls."""
+    command: list[Any] = [Path(sys.executable).with_name("raglane")]
+    if trace is not None:
+        command = [sys.executable, "-m", "harness.stalls", trace]
+    command += ["serve", "--port", "0", "--max-streams", "4000"]
     command += ["--model", "voice=harness.serving:make", "--features", str(FRAME)]
     command += ["--max-streams-per-client", "4000"]
     with _process(command, processor, HERE, r"serving: http://\S+:(\d+)") as server:

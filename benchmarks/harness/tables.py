@@ -25,7 +25,7 @@ from harness.run import Report
 __all__ = ["COLUMNS", "case_line", "csv_text", "heading_line", "markdown", "summary_lines"]
 
 COLUMNS = (
-    "suite cell batch hidden input lengths elements longest fill mode dtype threads competitor milliseconds ratio "
+    "suite cell batch hidden input lengths elements longest density mode dtype threads competitor milliseconds ratio "
     "ours_over_this share of_peak floats_per_unit giga_a_second rounds load ahead note"
 ).split()
 """The columns of the CSV file; a row is one competitor on one case."""
@@ -44,7 +44,7 @@ def csv_text(report: Report) -> str:
         batch += [
             result.elements,
             result.longest,
-            f"{result.fill:.4f}",
+            f"{result.density:.4f}",
             case.mode,
             case.dtype,
             case.threads,
@@ -224,7 +224,7 @@ def _cases_part(results: Sequence[CaseResult]) -> list[str]:
             rows.append(
                 [
                     f"{result.case.cell} {result.case.size}",
-                    f"{result.case.lengths.name} ({result.elements:,}; {result.fill:.2f})",
+                    f"{result.case.lengths.name} ({result.elements:,}; {result.density:.2f})",
                     f"**{row.competitor}**" if row.competitor == OURS else row.competitor,
                     _number(row.memory if is_memory else row.milliseconds),
                     _number(row.ratio),
@@ -238,7 +238,7 @@ def _cases_part(results: Sequence[CaseResult]) -> list[str]:
                 ]
             )
     amount = "floats of N*H" if is_memory else "ms"
-    names = ["cell BxHxD", "lengths (N; fill)", "who", amount, "ratio", "ours over this"]
+    names = ["cell BxHxD", "lengths (N; density)", "who", amount, "ratio", "ours over this"]
     return _table([*names, *([] if is_memory else ["share", "of peak", "rounds"]), ""], rows)
 
 

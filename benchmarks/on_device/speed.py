@@ -194,7 +194,7 @@ def _run(context: Context, case: Case) -> Row:
             faults[name] = f"off by {wrong:.1e}, and {allowed:.0e} is allowed"
             del calls[name]
     times = milliseconds(calls, device, 3 if context.is_rehearsal else _ROUNDS, _SECONDS)
-    row: Row = {"milliseconds": times, "elements": int(lengths.sum()), "fill": _fill(lengths)}
+    row: Row = {"milliseconds": times, "elements": int(lengths.sum()), "density": _density(lengths)}
     # "ours padded" runs torch's kernel, which some processors lack in bfloat16.
     ours = [
         name
@@ -219,7 +219,7 @@ def _with_tf32(call: Callable[[], Any]) -> Callable[[], Any]:
     return run
 
 
-def _fill(lengths: Tensor) -> float:
+def _density(lengths: Tensor) -> float:
     return round(float(lengths.sum() / (len(lengths) * lengths.max())), 3)
 
 
@@ -259,7 +259,7 @@ def _table(rows: list[Row]) -> list[str]:
         rows,
         {
             "case": lambda row: row["key"],
-            "elements; fill": lambda row: f"{row['elements']:,}; {row['fill']:.2f}",
+            "elements; density": lambda row: f"{row['elements']:,}; {row['density']:.2f}",
             "ratio": lambda row: (
                 "-" if (found := ratio(row["milliseconds"])) is None else f"{found:.2f}"
             ),

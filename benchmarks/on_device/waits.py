@@ -96,7 +96,7 @@ def _crf(given: Given, operation: Callable[[Any, Given], Any]) -> Call:
 
 
 def _decoder(given: Given, attention: Any) -> Call:
-    decoder = rl.nn.AttentionDecoder(
+    decoder = rl.transduction.AttentionDecoder(
         3, _D, _H, attention=attention, scheduled_sampling=0.5, device=given.device
     )
     return lambda: decoder.loss(given.batch, given.targets)
@@ -131,15 +131,15 @@ OPERATIONS: dict[str, Callable[[Given], Any]] = {
     "from_padded": lambda g: rl.Ragged.from_padded(g.padded, g.lengths),
 }
 LOSSES: dict[str, Callable[[Given], Any]] = {
-    "mse_loss": lambda g: rl.nn.losses.mse_loss(g.batch, g.other),
-    "l1_loss": lambda g: rl.nn.losses.l1_loss(g.batch, g.other),
-    "huber_loss": lambda g: rl.nn.losses.huber_loss(g.batch, g.other),
-    "binary_cross_entropy_with_logits": lambda g: rl.nn.losses.binary_cross_entropy_with_logits(
+    "mse_loss": lambda g: F.mse_loss(g.batch, g.other),
+    "l1_loss": lambda g: F.l1_loss(g.batch, g.other),
+    "huber_loss": lambda g: F.huber_loss(g.batch, g.other),
+    "binary_cross_entropy_with_logits": lambda g: F.binary_cross_entropy_with_logits(
         g.batch, g.other
     ),
-    "cross_entropy": lambda g: rl.nn.losses.cross_entropy(g.batch, g.labels),
-    "nll_loss": lambda g: rl.nn.losses.nll_loss(g.batch.map(_log_softmax), g.labels),
-    "ctc_loss": lambda g: rl.nn.ctc_loss(g.batch.map(_log_softmax), g.targets),
+    "cross_entropy": lambda g: F.cross_entropy(g.batch, g.labels),
+    "nll_loss": lambda g: F.nll_loss(g.batch.map(_log_softmax), g.labels),
+    "ctc_loss": lambda g: rl.transduction.ctc_loss(g.batch.map(_log_softmax), g.targets),
 }
 CRF: dict[str, Callable[[Any, Given], Any]] = {
     "loss": lambda crf, g: crf.loss(g.batch, g.labels),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         serve,
         sklearn,
         testing,
+        transduction,
     )
     from raglane.data.collate import collate
     from raglane.kernels.dispatch import use_backend
@@ -71,6 +72,7 @@ __all__ = [
     "sklearn",
     "testing",
     "to_torch",
+    "transduction",
     "use_backend",
 ]
 
@@ -92,7 +94,7 @@ _HOMES = {
 }
 _MODULES = (
     *("cells", "data", "distributions", "errors", "export", "lens", "nn", "packing", "plot"),
-    *("schedules", "serve", "sklearn", "testing", "training"),
+    *("schedules", "serve", "sklearn", "testing", "training", "transduction"),
 )
 
 

@@ -22,7 +22,7 @@ from raglane._utils.messages import nearest
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.ragged import Ragged
 
-__all__ = ["Path", "modify"]
+__all__ = ["modify"]
 
 T = TypeVar("T")
 

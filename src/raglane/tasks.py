@@ -53,13 +53,13 @@ TASKS: dict[str, TaskFacts] = {
     "tag": TaskFacts(
         "class", "element", ("cross_entropy",), Terms("accuracy"), is_per_element=True
     ),
-    "regress": TaskFacts("numbers", "either", _NUMBER_LOSSES, Terms("MAE", "mean")),
+    "regress": TaskFacts("numbers", "either", _NUMBER_LOSSES, Terms("mae", "mean")),
     "multilabel": TaskFacts("set", "either", ("bce",), Terms("exact_match")),
     "forecast": TaskFacts(
         None,
         "element",
         (*_NUMBER_LOSSES, "bce"),
-        Terms("MAE", "persistence"),
+        Terms("mae", "persistence"),
         {"bce": Terms("nats")},
         is_per_element=True,
         is_forwards=True,

@@ -154,7 +154,7 @@ def test_results_are_replaced_only_when_asked(
             ["--competitors", "tensorflow"],
             ["competitors must be ... got 'tensorflow'", "torch-packed"],
         ),
-        (["--suites", "fill"], ["sizes must be ... got 3x5x4", "at least 32 sequences"]),
+        (["--suites", "density"], ["sizes must be ... got 3x5x4", "at least 32 sequences"]),
     ],
     ids=lambda value: " ".join(value) if value[0].startswith("--") else "",
 )

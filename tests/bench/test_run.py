@@ -311,8 +311,8 @@ def test_the_registry_is_complete_and_has_no_case_twice() -> None:
 
 
 def test_a_batch_too_small_for_its_lengths_is_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"at least 32 sequences for lengths fill-0\.1"):
-        _select(["fill"], ["gru"], sizes=[SIZES[0]])
+    with pytest.raises(ArgumentError, match=r"at least 32 sequences for lengths density-0\.1"):
+        _select(["density"], ["gru"], sizes=[SIZES[0]])
     for suite, cell in (("own-cell", "lstm"), ("memory", "gru")):
         with pytest.raises(ArgumentError, match="at least one case"):
             _select([suite], [cell], ["infer"])
@@ -335,7 +335,7 @@ def test_every_rule_gives_the_same_lengths_each_time(name: str, count: int) -> N
     assert all(type(length) is int and length >= 1 for length in drawn)
     torch.manual_seed(5)
     assert LENGTHS[name].draw(count) == drawn
-    if name == "fill-0.1":
+    if name == "density-0.1":
         assert sum(drawn) == sum(LENGTHS["equal"].draw(count)) == 30 * count
         assert sum(drawn) / (count * max(drawn)) == pytest.approx(0.1)
 

@@ -33,7 +33,7 @@ def test_a_table_is_printed_and_written(tmp_path: Path, capsys: Capsys) -> None:
     rows = read_csv(out)
     assert [(row["cell"], row["size"], row["mode"]) for row in rows] == [
         (cell, size, mode)
-        for cell in ("lstm", "gru", "rnn_tanh")
+        for cell in ("lstm", "gru", "rnn")
         for size in ("3x5x4", "2x3x1")
         for mode in ("train", "infer")
     ]
@@ -65,7 +65,7 @@ def test_lengths_of_a_file(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("options", "pieces"),
     [
-        (["--cells", "lstm,foo"], ["cells must be ... got 'foo'", "lstm, gru, rnn_tanh"]),
+        (["--cells", "lstm,foo"], ["cells must be ... got 'foo'", "lstm, gru, rnn"]),
         (["--cells", "lstm,,gru"], ["cells must be ... got 'lstm,,gru'"]),
         (["--modes", "test"], ["modes must be ... got 'test'"]),
         (["--sizes", "8x64"], ["sizes must be ... got '8x64'", "64x256x256"]),

@@ -325,8 +325,41 @@ def test_results_as_json(work: Path, tmp_path: Path, capsys: Capsys) -> None:
     assert json.loads(prints(bench, capsys))[0]["rows"]
 
 
-def test_train_without_data_names_the_demo(capsys: Capsys) -> None:
-    fails(["train"], capsys, "data must be a file or a folder", "raglane demo trains")
+@pytest.mark.parametrize("command", ["train", "tune"])
+@pytest.mark.parametrize("options", [[], ["--epochs", "1"], ["--quiet", "--seed", "3"]])
+def test_training_without_data_names_the_demo(
+    command: str,
+    options: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Capsys,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fails([command, *options], capsys, "data must be a file or a folder", "raglane demo trains")
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("bptt", [[], ["--bptt-steps", "3"]])
+def test_a_dry_run_writes_nothing(
+    work: Path, bptt: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    task = ["--task", "forecast", "--feature-column", "x"] if bptt else []
+    time = ["--time-column", "hour"]
+    command = ["train", str(work / "steps.csv"), *time, *FAST, *task, *bptt, "--output", "run"]
+    printed = prints([*command, "--dry-run"], capsys, "model: GRU, ", ", on cpu", "first batch: ")
+    assert tree(tmp_path) == {}
+    assert "and write run; nothing is written" in printed.splitlines()[-1]
+    assert main([*command, "--quiet"]) == 0
+    first = read_csv(Path("run/curves.csv"))[0]
+    if not bptt:  # one batch of all sequences, before the first step
+        assert f"loss {float(first['train_loss']):.4f};" in printed
+    before = tree(tmp_path)
+    fails([*command, "--dry-run"], capsys, "which contains a run")
+    prints([*command, "--dry-run", "--overwrite"], capsys, "nothing is written")
+    resume = ["train", "--resume", "--output", "run", "--dry-run"]
+    fails(resume, capsys, "--dry-run must be used without --resume")
+    assert tree(tmp_path) == before
 
 
 def test_the_help_of_train_lists_the_common_options(capsys: Capsys) -> None:

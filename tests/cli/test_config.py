@@ -195,6 +195,7 @@ def test_of_data_in_memory_the_file_says_that_it_must_be_named(
 
 def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: Capsys) -> None:
     file, out = tmp_path / "my.toml", tmp_path / "run"
+    data = str(write_steps(tmp_path / "steps.csv"))
     for text, *pieces in (
         ("hiden-size = 3", "the option 'hiden-size'", "Write hidden-size"),
         ('cel = "gru"', "Write cell"),
@@ -212,7 +213,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_it(tmp_path: Path, capsys: C
         ("hidden-size = ", "my.toml must be ... got Invalid value (at "),
     ):
         file.write_text(text)
-        fails(["train", "--config", str(file), "--output", str(out)], capsys, *pieces)
+        fails(["train", data, "--config", str(file), "--output", str(out)], capsys, *pieces)
     file.write_bytes(b"\xff\xfe")
     fails(["train", "--config", str(file)], capsys, "my.toml must be ... got", "a TOML file")
     file.write_text("#" * 1_000_001)

@@ -14,7 +14,7 @@ from commands import FAST, Capsys, fails, prints, read_rows, tree, write_rows, w
 from raglane.cli import main
 from raglane.data import read
 from raglane.errors import ArgumentError
-from raglane.runs.training import hold_out
+from raglane.runs.parts import hold_out
 
 
 def test_features_from_training_to_prediction(tmp_path: Path, capsys: Capsys) -> None:

@@ -29,7 +29,10 @@ def test_it_prints_the_facts_and_ends_in_a_command(data: Path, capsys: Capsys) -
         main(["inspect", "ok.csv", "--cell", "lstm", "--hidden-size", "8", "--processes", "3"]) == 0
     )
     out, err = capsys.readouterr()
-    assert err == ""
+    assert (
+        err
+        == "measuring this layer on this machine, for a minute or two; later inspections reuse it\n"
+    )
     for piece in (
         "data      ok.csv",
         "sequences  12",
@@ -73,13 +76,16 @@ def test_every_format_and_the_default(data: Path, capsys: Capsys) -> None:
         ("names.txt", "tokens  6 different"),
     ):
         assert piece in prints(["inspect", name], capsys), name
-    assert prints(["inspect"], capsys).splitlines()[-1].startswith("raglane train --batch-size 256")
+    assert prints(["inspect"], capsys).splitlines()[-1].startswith("raglane demo --batch-size 256")
 
 
 def test_json_goes_to_a_file_or_to_the_standard_output(data: Path, capsys: Capsys) -> None:
     out = prints(["inspect", "ok.csv", "--json", "found.json"], capsys, "written: found.json")
     assert out.splitlines()[-1].startswith("raglane train ok.csv")
-    found = json.loads(prints(["inspect", "ok.csv", "--json", "-"], capsys))
+    assert main(["inspect", "ok.csv", "--json", "-"]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    found = json.loads(printed.out)
     assert found == json.loads(Path("found.json").read_text())
     assert found["data"]["name"] == "ok.csv"
     assert tree(Path()).keys() == {"ok.csv", "found.json"}

@@ -25,7 +25,7 @@ def test_the_default_from_nothing_to_predictions(tmp_path: Path) -> None:
     # Children must find the raglane that is tested here, in an environment without colours.
     path = os.pathsep.join(filter(None, sys.path))
     trained = subprocess.run(
-        [sys.executable, "-m", "raglane", "train", "--epochs", "5", "--output", "run"],
+        [sys.executable, "-m", "raglane", "demo", "--epochs", "5", "--output", "run"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"},
         capture_output=True,

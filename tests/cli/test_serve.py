@@ -101,11 +101,22 @@ def test_a_client_that_does_not_read_ends_the_drain_late(runs: Path) -> None:
     ) as stream:
         for _ in range(30):
             stream.send(bytes(100_000))
-        time.sleep(1)
+        while (
+            _full_queue(where) < 1024
+        ):  # until then the system takes what the client does not read
+            time.sleep(0.01)
         command.signal(signal.SIGTERM)
         while _is_healthy(where):
             time.sleep(0.01)
         assert command.end(30) == 143
+
+
+def _full_queue(where: str) -> int:
+    """Return the number of results that the server could not send."""
+    text = httpx2.get(f"http://{where}/metrics").text
+    match = re.search(r"^raglane_results\{.*\} (\d+)", text, re.MULTILINE)
+    assert match is not None, text
+    return int(match[1])
 
 
 def _is_healthy(where: str) -> bool:
@@ -134,24 +145,48 @@ def test_a_token_in_a_file(runs: Path) -> None:
     assert command.end() == 0
 
 
+def _streamed(where: str, model: str, values: torch.Tensor) -> torch.Tensor:
+    """Return the numbers that a stream answers, four per frame."""
+    answers = bytearray()
+    with websockets.connect(f"ws://{where}/stream?model={model}&answers=binary") as stream:
+        stream.send(values.numpy().tobytes())
+        while len(answers) < 16 * len(values):
+            answers += stream.recv(decode=False)
+    return torch.frombuffer(answers, dtype=torch.float32)
+
+
 def test_layers_and_modules(runs: Path) -> None:
     """Of functions that the user names, also next to runs."""
     text = "import torch, raglane as rl\n\ndef detector():\n    torch.manual_seed(0)\n"
     text += "    return [torch.nn.Linear(5, 3), rl.nn.GRU(3, 4)]\n\nlayer = rl.nn.LSTM(3, 2)\n"
+    text += (
+        "class Exported(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    )
+    text += "        torch.manual_seed(0)\n        self.cell = torch.nn.GRUCell(5, 4)\n"
+    text += "    def forward(self, x, state):\n        state = self.cell(x, state)\n"
+    text += "        return state.relu(), state\n"
     (runs / "detectors.py").write_text(text)
     arguments = ["--model", "detectors:detector", "--model", "other=detectors:layer"]
+    arguments += ["--renew", "4", "--warm-up", "1"]
+    arguments += ["--model", "detectors:Exported"]
     command, where = _started(runs, "one", *arguments)
     printed = " ".join(command.printed().split())
     assert "model: one (classify) model: detector (module) model: other (module)" in printed
     torch.manual_seed(0)
-    engine = Engine([torch.nn.Linear(5, 3), rl.nn.GRU(3, 4)], slots=1)
+    layers = [torch.nn.Linear(5, 3), rl.nn.GRU(3, 4)]
+    engine = Engine(layers, slots=1, renew=4, warm_up=1)
     values = torch.randn(6, 5)
-    address = f"ws://{where}/stream?model=detector&answers=binary"
-    with websockets.connect(address) as stream:
-        stream.send(values.numpy().tobytes())
-        found = stream.recv(decode=False)
+    whole = Engine(layers, slots=1).run(rl.Ragged([values])).values
     expected = engine.run(rl.Ragged([values])).values
-    assert torch.equal(torch.frombuffer(bytearray(found), dtype=torch.float32), expected.flatten())
+    assert not torch.equal(expected, whole)
+    assert torch.equal(_streamed(where, "detector", values), expected.flatten())
+    torch.manual_seed(0)
+    cell = torch.nn.GRUCell(5, 4)
+    state = torch.zeros(1, 4)
+    outputs = _streamed(where, "Exported", values[:4])
+    for output, row in zip(outputs.split(4), values[:4], strict=True):
+        state = cell(row[None], state)
+        torch.testing.assert_close(output[None], state.relu())
     command.signal(signal.SIGTERM)
     assert command.end() == 0
     assert command.errors() == ""
@@ -222,6 +257,8 @@ def test_hosts_of_an_address(host: str, address: str, hosts: list[str] | None) -
         (["--model", "json:dumps"], ["--model must be a function", "TypeError"]),
         (["--model", "os:getcwd"], ["model must be a module"]),
         (["one", "--period", "0"], ["--period must be a number of seconds above 0"]),
+        (["one", "--renew", "10"], ["renew, warm_up must be given together"]),
+        (["one", "--renew", "10", "--warm-up", "6"], ["--warm-up must be at most 5, got 6"]),
         (["one", "--port", "70000"], ["--port must be a number from 0 to 65535", "70000"]),
         (["one", "--port", "x"], ["--port must be a whole number", "'x'"]),
         (["one", "--host", "0.0.0.0"], ["--host must be an address of one network", "'0.0.0.0'"]),

@@ -223,7 +223,7 @@ def test_language_models(tmp_path: Path, capsys: Capsys) -> None:
     )
     fails([*command, "--split", "letters"], capsys, "--split must be ... got 'letters'")
     fails([*command, "--bidirectional"], capsys, "--bidirectional", "backward direction")
-    fails(["sample", run, "--beam", "0"], capsys, "--beam must be at least 1, got 0")
+    fails(["sample", run, "--beam-size", "0"], capsys, "--beam-size must be at least 1, got 0")
     fails(
         ["sample", run, "--count", f"1{15 * '0'}"],
         capsys,
@@ -425,7 +425,7 @@ def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: Capsys) -> None:
         assert "task: forecast (guessed; --task chooses)" in capsys.readouterr().out
     fails(["train", str(data), "--loss", "quantile", "--label-column", "y", *values], capsys, "'y'")
     fails(["train", str(data), "--loss", "cross", *values], capsys, "--loss")
-    fails(["train", "--loss", "bce"], capsys, "--loss", "classify")
+    fails(["demo", "--loss", "bce"], capsys, "--loss", "classify")
 
 
 _REGULARISATION = [
@@ -522,7 +522,7 @@ def test_mistakes(
     "options", [*(["--cell", cell] for cell in LAYERS), ["--layer-norm"]], ids=" ".join
 )
 def test_japanese_vowels(tmp_path: Path, capsys: Capsys, options: list[str]) -> None:
-    assert main(["train", "--output", str(tmp_path / "run"), "--threads", "1", *options]) == 0
+    assert main(["demo", "--output", str(tmp_path / "run"), "--threads", "1", *options]) == 0
     line = next(
         line for line in capsys.readouterr().out.splitlines() if line.startswith("test: accuracy")
     )

@@ -13,7 +13,7 @@ import pytest
 import raglane as rl
 from commands import FAST, Capsys, prints
 from raglane.cli import main
-from raglane.data import stores
+from raglane.data.store import stores
 
 _DATA = "sequence,kind\naab,x\nabb,y\nba,x\nbb,y\n"
 

@@ -13,7 +13,7 @@ import raglane as rl
 from batches import numbered, random_batch
 from every_layer import parts
 from own_cells import Listed
-from raglane.data.tbptt import TBPTTSampler
+from raglane.data.order.tbptt import TBPTTSampler
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.native import missing_kernels
 from raglane.nn.recurrent.carry import carried

@@ -8,8 +8,9 @@ import pytest
 
 import raglane as rl
 from raglane.data import Columns, Dataset
-from raglane.data.formats import conll, pick
-from raglane.data.formats.pieces import sift
+from raglane.data.assemble.pieces import sift
+from raglane.data.formats import pick
+from raglane.data.sources import conll
 from raglane.errors import ArgumentError, DataError
 from raglane.training.predictions import write_predictions
 

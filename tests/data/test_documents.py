@@ -11,8 +11,8 @@ import pytest
 
 import raglane as rl
 from raglane.data import Columns, Dataset
+from raglane.data.assemble.pieces import sift
 from raglane.data.formats import pick
-from raglane.data.formats.pieces import sift
 from raglane.errors import DataError
 
 _FRAME = pd.DataFrame({"text": ["guten Tag", "good day", "hallo"], "label": ["de", "en", "de"]})

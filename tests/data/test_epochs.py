@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 import raglane as rl
 from batches import numbered
 from raglane.data import BatchLimit, BatchSampler, EpochOrder, TBPTTSampler
-from raglane.data.epochs import Epochs
+from raglane.data.order.epochs import Epochs
 from raglane.errors import ArgumentError
 
 _LENGTHS = np.random.default_rng(0).integers(0, 30, 60).tolist()

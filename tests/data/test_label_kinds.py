@@ -15,7 +15,7 @@ import pyarrow.ipc
 import pytest
 
 from raglane.data import Columns, Dataset, convert, read
-from raglane.data.formats import pieces
+from raglane.data.assemble import pieces
 from raglane.errors import DataError
 from small_files import refused, write_table
 

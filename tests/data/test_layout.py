@@ -9,9 +9,9 @@ import pytest
 
 import raglane as rl
 from raglane.data import Columns, Dataset
+from raglane.data.assemble.pieces import sift
 from raglane.data.formats import pick
-from raglane.data.formats.layout import is_table
-from raglane.data.formats.pieces import sift
+from raglane.data.sources.layout import is_table
 from raglane.errors import DataError
 
 _LONG = "id,t,x,y,kind\na,0,0.5,1,p\na,1,0.25,2,p\nb,0,0.75,3,q\nb,1,1.5,4,q\n"

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raglane.data.lengths import Distribution, bins, buckets
+from raglane.data.prepare.lengths import Distribution, bins, buckets
 from raglane.runs.inspection.inspect import densities, examples
 
 _LENGTHS = st.lists(st.integers(0, 60) | st.integers(0, 10_000_000), min_size=1, max_size=60)

@@ -15,10 +15,10 @@ import pytest
 import raglane as rl
 from raglane.cli import main
 from raglane.data import Columns, Dataset
+from raglane.data.assemble.pieces import sift
 from raglane.data.formats import pick
-from raglane.data.formats.folder import _SOUNDS
-from raglane.data.formats.others import _WAYS
-from raglane.data.formats.pieces import sift
+from raglane.data.sources.folder import _SOUNDS
+from raglane.data.sources.others import _WAYS
 from raglane.errors import DataError, MissingExtraError
 
 _UCR = """% a comment

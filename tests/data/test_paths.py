@@ -81,7 +81,7 @@ def test_paths_that_are_read_and_written_are_files(tmp_path: Path, what: str) ->
             check_output(path)
     check_apart(tmp_path / "other.csv", path, tmp_path / "run")
     before = sorted(os.listdir(tmp_path))
-    assert main(["train", "--output", str(path), "--epochs", "1"]) == 2
+    assert main(["demo", "--output", str(path), "--epochs", "1"]) == 2
     assert sorted(os.listdir(tmp_path)) == before
 
 

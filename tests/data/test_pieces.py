@@ -13,9 +13,10 @@ import pytest
 
 from made_datasets import changed
 from raglane.data import FORMATS, Columns, convert, read
-from raglane.data.formats import csv, pick
-from raglane.data.formats.pieces import Piece, sift
+from raglane.data.assemble.pieces import Piece, sift
+from raglane.data.formats import pick
 from raglane.data.records import Records, Skipped
+from raglane.data.sources import csv
 from raglane.errors import ArgumentError, DataError
 from small_files import ROWS, asked, joined, put, refused, same, small_steps, write_table, written
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from raglane.data import Columns, read
-from raglane.data.formats import csv, plain_csv
-from raglane.data.typed import Typed, Written, numbers_in
+from raglane.data.sources import csv, plain_csv
+from raglane.data.typed.column import Typed, Written, numbers_in
 from raglane.errors import DataError
 from small_files import same
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from made_datasets import changed, dataset
 from raglane import Ragged
 from raglane.data import Dataset, Preprocessor, observations
-from raglane.data.encoders import UNKNOWN, sort_labels
-from raglane.data.missing import fill_missing
+from raglane.data.prepare.encoders import UNKNOWN, sort_labels
+from raglane.data.prepare.missing import fill_missing
 from raglane.data.records import Targets, offsets_of
 from raglane.errors import ArgumentError, CheckpointError, DataError
 from small_files import refused

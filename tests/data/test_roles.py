@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raglane.data import Columns, dates
+from raglane.data import Columns
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide
-from raglane.data.typed import Typed, Written, written
+from raglane.data.typed import dates
+from raglane.data.typed.column import Typed, Written, written
 
 DAYS = ("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04")
 

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 import raglane as rl
 from raglane._utils.memory import mapped_bytes
 from raglane.data import FORMATS, Columns, Dataset, Preprocessor, convert, read
-from raglane.data.shards import Shards
+from raglane.data.store.shards import Shards
 from raglane.errors import DataError
 from small_files import (
     asked,
@@ -165,8 +165,11 @@ def test_converted_data_gives_the_batches_of_data_in_memory(number: int, tmp_pat
     _check(data.with_preprocessor(fitted), memory)
     # Large values are read per batch, and large offsets are mapped.
     for limit, reads in (("_MAPPED", True), ("_COPIED", False)):
-        shards = mock.patch(f"raglane.data.shards.{limit}", 0)
-        with shards, mock.patch("raglane.data.shards.os.pread", side_effect=os.pread) as counted:
+        shards = mock.patch(f"raglane.data.store.shards.{limit}", 0)
+        with (
+            shards,
+            mock.patch("raglane.data.store.shards.os.pread", side_effect=os.pread) as counted,
+        ):
             _check(Dataset(tmp_path / "folder", columns, preprocessor=fitted), memory)
         assert (counted.call_count > 0) == reads
     same(read(tmp_path / "folder", columns), records)
@@ -255,7 +258,7 @@ def test_parts_of_parquet_are_dropped_and_read_again(
         Columns(sequence="x", label="kind"),
         write_table(tmp_path / "a.parquet", small_table(), 5),
     )
-    monkeypatch.setattr("raglane.data.gathering._KEPT", 300)
+    monkeypatch.setattr("raglane.data.store.gathering._KEPT", 300)
     data, records = Dataset(path, columns), read(path, columns)
     rows = np.random.default_rng(2).permutation(len(records))
     np.testing.assert_array_equal(data.take(rows).values, records.subset(rows).values)
@@ -269,10 +272,10 @@ def test_memory_that_is_mapped_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     converted(tmp_path, "x")
-    monkeypatch.setattr("raglane.data.gathering._LOOK", 8)
+    monkeypatch.setattr("raglane.data.store.gathering._LOOK", 8)
     data = Dataset(tmp_path / "out")
     for most, times in ((1 << 50, 0), (0, 2)):
-        monkeypatch.setattr("raglane.data.gathering._MAPPED", most)
+        monkeypatch.setattr("raglane.data.store.gathering._MAPPED", most)
         with mock.patch.object(Shards, "drop") as drop:
             for _ in range(6):
                 data.take([1, 2, 3])

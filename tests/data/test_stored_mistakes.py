@@ -13,7 +13,7 @@ import pyarrow.ipc
 import pytest
 
 from raglane.data import Columns, Dataset, Preprocessor, convert, read
-from raglane.data.formats.ipc import checksums, seal
+from raglane.data.sources.ipc import checksums, seal
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from small_files import converted, refused, small_table, write_table
 

@@ -15,7 +15,7 @@ from torch import Tensor
 import raglane as rl
 from batches import numbered, random_batch
 from made_datasets import of_tensors
-from raglane.data.tbptt import Chunk, TBPTTSampler
+from raglane.data.order.tbptt import Chunk, TBPTTSampler
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from strategies import lengths as any_lengths
 

@@ -85,6 +85,8 @@ def test_block(block: str) -> None:
     _run(block, {"__name__": "readme", "rl": rl}, "README.md")
 
 
+# The first call of torch.compile imports a module of torch that warns.
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     "path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT / "docs").with_suffix(""))
 )

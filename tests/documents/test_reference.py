@@ -61,7 +61,6 @@ def test_public_modules_are_found() -> None:
         "raglane.data",
         "raglane.errors",
         "raglane.nn",
-        "raglane.nn.losses",
     }
 
 

@@ -14,7 +14,7 @@ from raglane.training.options import options
 from raglane.training.settings import Settings
 
 STYLE = Path(__file__).parents[2] / "docs" / "style.md"
-_MODULES = (rl, rl.nn, rl.nn.losses, rl.data, rl.export, rl.plot, rl.serve)
+_MODULES = (rl, rl.nn, rl.transduction, rl.data, rl.export, rl.plot, rl.serve)
 
 
 def _table() -> dict[str, str]:

@@ -20,8 +20,8 @@ from torch import Tensor
 
 import raglane as rl
 import raglane.native
-from raglane.data.encoders import END, UNKNOWN
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.encoders import END, UNKNOWN
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.native import missing_kernels
 from raglane.runs.run import Run
 from raglane.training.checkpoint import SavedModel

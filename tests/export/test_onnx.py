@@ -21,7 +21,7 @@ from commands import Capsys, prints
 from every_layer import GATED, KINDS
 from exported import FEW, ODD, D, a_batch, largest_error, run_file, truth
 from raglane.cli import main
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import ArgumentError, ArgumentTypeError, ExportError
 from raglane.export.signature import Signature
 from raglane.export.verify import check_agrees, in_runtime

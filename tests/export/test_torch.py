@@ -20,8 +20,8 @@ from torch import Tensor, nn
 import raglane as rl
 from exported import FEW, ODD, D, a_batch, largest_error, truth
 from own_cells import Leaky
-from raglane.data.encoders import END, UNKNOWN, FeatureEncoder
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.encoders import END, UNKNOWN, FeatureEncoder
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import ArgumentError, ArgumentTypeError, ExportError
 from raglane.export import aot
 from raglane.export.aot import _Loops

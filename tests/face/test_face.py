@@ -196,8 +196,6 @@ def check_flat(expression: str, kind: str) -> None:
         lambda out, labels: F.nll_loss(out, labels),
         lambda out, labels: F.mse_loss(out, labels[:, None].expand(-1, 4).double()),
         lambda out, labels: F.l1_loss(out, labels[:, None, None].expand(-1, 1, 4).double()),
-        lambda out, labels: rl.nn.losses.cross_entropy(out, labels),
-        lambda out, labels: rl.nn.losses.huber_loss(out, labels.double()),
     ],
 )
 def test_labels_of_sequences_do_not_meet_steps(call: Any, lengths: list[int]) -> None:

@@ -105,8 +105,8 @@ HINTS: dict[str, Hint] = {
     ),
     "ctc_loss": Hint(
         lambda r: F.ctc_loss(r, rl.Ragged(LABELS), r.lengths, r.lengths),
-        "rl.nn.ctc_loss",
-        lambda r: rl.nn.ctc_loss(r.log_softmax(-1), rl.Ragged(LABELS)),
+        "rl.transduction.ctc_loss",
+        lambda r: rl.transduction.ctc_loss(r.log_softmax(-1), rl.Ragged(LABELS)),
         ctc,
     ),
     "kl_div": Hint(

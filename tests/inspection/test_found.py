@@ -20,11 +20,12 @@ from made_datasets import changed, dataset
 from made_plans import make_plan
 from raglane._utils.table import Table
 from raglane.data import records
-from raglane.data.conversion import Progress
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import offsets_of
+from raglane.data.store.conversion import Progress
 from raglane.errors import ArgumentError
 from raglane.report.page import Chart, Page, Part
+from raglane.runs.configuration import words_of
 from raglane.runs.inspection import charts, page
 from raglane.runs.inspection.inspect import (
     ORDERS,
@@ -38,7 +39,6 @@ from raglane.runs.inspection.inspect import (
     lines,
     recommended,
     train_line,
-    words_of,
 )
 from raglane.runs.inspection.reading import Contents, Feature, contents_of, labels_of
 from raglane.runs.sources import ColumnNames
@@ -186,7 +186,7 @@ def test_the_command_has_what_differs_from_the_defaults() -> None:
     default = train_line(None, "features", None, ColumnNames(), Settings(batch_size=8))
     lengths = train_line(Path("a.txt"), "lengths", None, ColumnNames(), Settings())
     assert (default, lengths) == (
-        "raglane train --batch-size 8",
+        "raglane demo --batch-size 8",
         "raglane train DATA --batch-size 32",
     )
 

@@ -16,6 +16,7 @@ import torch
 from on_triton import NAMES, USERS
 from raglane.kernels.triton.places import Places
 from raglane.kernels.triton.printer import kernel_of
+from raglane.programs.graph import Refused
 from raglane.programs.program import Block, Instruction, Operand, Program
 from scripts import Script
 
@@ -135,6 +136,32 @@ def test_passes_that_are_linear_in_their_states_run_chunks(
     assert backward <= 3 + 2 * counts[1]  # of SRU and IndRNN also the sums of chunks
     assert waits == 0
     assert max(errors) < 2e-5
+
+
+@pytest.mark.parametrize("mixed", [None, 0, 1])
+def test_states_that_mix_run_no_chunks(mixed: int | None) -> None:
+    """A chunk multiplies each state by one factor, which a sum of two states does not have."""
+    states = (Operand(0), Operand(1))
+    element = Operand(2)
+    blocks = [Block("state", 4, 0), Block("state", 4, 1), Block("element", 4, 0)]
+    instructions = []
+    following = []
+    for index, state in enumerate(states):
+        scaled = Operand(len(blocks))
+        instructions.append(Instruction("mul", (scaled,), (state, element), 4))
+        moved = Operand(len(blocks) + 1)
+        shift = states[1 - index] if index == mixed else element
+        instructions.append(Instruction("add", (moved,), (scaled, shift), 4))
+        blocks += [Block("local", 4), Block("local", 4)]
+        following.append(moved)
+    outputs = ((states[0], 4),)
+    program = Program(tuple(blocks), (), tuple(instructions), outputs, tuple(following))
+    assert kernel_of(program, True).roles == ("carried", "carried")
+    if mixed is None:
+        assert len(kernel_of(program, True, of_chunks=True).finals) == 4
+        return
+    with pytest.raises(Refused, match="it is not linear in its states"):
+        kernel_of(program, True, of_chunks=True)
 
 
 @pytest.mark.parametrize("lengths", [[0, 9, 8, 1, 0, 17, 3], [40], [0, 12], [9, 0, 0]])

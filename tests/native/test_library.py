@@ -118,3 +118,16 @@ def test_without_kernels_every_cell_is_refused_for_that_reason() -> None:
     assert not native_library.has_cell("gru")
     for cell in CELLS:
         assert BACKEND.refuses(traits(cell), "lanes") == "the cpu kernels are missing. Install them"
+
+
+@needs_kernels
+def test_no_library_is_an_extension_module() -> None:
+    """A free-threaded Python enables its lock when it imports an extension module that does not
+    declare to run without; ctypes and torch load these libraries, which are no modules.
+    """
+    location = native_library.location()
+    assert location is not None
+    libraries = list(location.parent.glob("libraglane_*"))
+    assert len(libraries) >= 1
+    for library in libraries:
+        assert b"PyInit_" not in library.read_bytes(), library.name

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
-from raglane.nn import AttentionDecoder
 from raglane.nn.transduction.attention import blocks_of
 from raglane.ragged import Ragged
+from raglane.transduction import AttentionDecoder
 
 TOKENS, FEATURES, HIDDEN = 5, 3, 4
 KINDS = ["additive", "dot", "location"]

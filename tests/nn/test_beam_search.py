@@ -16,8 +16,9 @@ from torch import Tensor
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
-from raglane.nn import Hypotheses, beam_search
+from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.ragged import Ragged
+from raglane.transduction import beam_search
 
 ITEMS, STATES, TOKENS = 5, 23, 4
 Result = list[tuple[float, tuple[int, ...]]]
@@ -501,11 +502,11 @@ def test_wrong_arguments(wrong: dict[str, Any], error: type[RaglaneError], text:
 
 def test_what_is_printed_is_short() -> None:
     tokens = rl.Ragged([[*range(20)], [1]] * 9)
-    found = rl.nn.Hypotheses(tokens, torch.arange(18.0), torch.arange(19))
+    found = Hypotheses(tokens, torch.arange(18.0), torch.arange(19))
     lines = repr(found).splitlines()
     assert len(lines) == 6
     assert lines[0] == "Hypotheses: 18 of 18 items, the best of each:"
     assert lines[2] == "  1: [1], score 1"
     assert lines[5] == "  ... 14 more"
-    edits = rl.nn.edit_distance(rl.Ragged([[1, 2], [3]]), rl.Ragged([[1], [4]]))
+    edits = rl.transduction.edit_distance(rl.Ragged([[1, 2], [3]]), rl.Ragged([[1], [4]]))
     assert repr(edits) == "Edits(2 items: 1 insertions, 0 deletions, 1 substitutions; rate 1)"

@@ -25,7 +25,7 @@ class KerasLayer:
     def __init__(self, kind: str, **settings: Any) -> None:
         gru = {"reset_after": kind == "gru"} if kind.startswith("gru") else {}
         self.settings = {
-            "activation": kind.removeprefix("rnn_") if "rnn" in kind else "tanh",
+            "activation": "relu" if kind == "rnn_relu" else "tanh",
             **gru,
             **settings,
         }
@@ -99,7 +99,7 @@ def _flax(kind: str, gates: str, fused: bool, nnx: bool) -> dict[str, Any]:
 @pytest.mark.parametrize("nested", [False, True])
 @pytest.mark.parametrize(("fused", "nnx"), [(False, False), (False, True), (True, True)])
 @pytest.mark.parametrize(
-    ("kind", "gates"), [("lstm", "ifgo"), ("gru", "rzn"), ("rnn_tanh", ""), ("rnn_relu", "")]
+    ("kind", "gates"), [("lstm", "ifgo"), ("gru", "rzn"), ("rnn", ""), ("rnn_relu", "")]
 )
 def test_parameters_of_flax(kind: str, gates: str, fused: bool, nnx: bool, nested: bool) -> None:
     params = _flax(kind, gates, fused, nnx)
@@ -293,7 +293,7 @@ CIRCLE["params"] = CIRCLE
         ),
         (
             keras_arrays("lstm"),
-            "rnn_tanh",
+            "rnn",
             r"source must be arrays with weight_ih_l0 of shape \(5, 3\)",
         ),
         (keras_arrays("gru"), "gru_reset_before", r"source\[2\] must be .*got shape \(2, 15\)"),

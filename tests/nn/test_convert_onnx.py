@@ -57,7 +57,7 @@ def _onnx_arrays(kind: str) -> dict[str, Any]:
         ("lstm", {}),
         ("gru", {"linear_before_reset": 1}),
         ("gru_reset_before", {"activations": ["Sigmoid", "Tanh"]}),
-        ("rnn_tanh", {"layout": 1}),
+        ("rnn", {"layout": 1}),
         ("rnn_relu", {"activations": ["Relu"]}),
     ],
 )

@@ -19,8 +19,9 @@ from torch import Tensor
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
-from raglane.nn import CTCBeamSearch, Hypotheses, NGram, ctc_align, ctc_loss
 from raglane.nn.transduction import ctc
+from raglane.nn.transduction.hypotheses import Hypotheses
+from raglane.transduction import CTCBeamSearch, NGram, ctc_align, ctc_loss
 
 Tokens = tuple[int, ...]
 needs_kernels = pytest.mark.skipif(

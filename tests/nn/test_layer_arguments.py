@@ -132,7 +132,7 @@ def test_the_seed_decides_the_weights(kind: Kind) -> None:
         rl.nn.Recurrent(nn.GRUCell, D, H, initial_state="learned"),
         rl.nn.CausalConv1d(D, H, 2),
         rl.nn.Attention(H, kdim=D),
-        rl.nn.AttentionDecoder(5, memory_size=D, hidden_size=H, attention="location"),
+        rl.transduction.AttentionDecoder(5, memory_size=D, hidden_size=H, attention="location"),
     ],
 )
 def test_modules_of_a_module_initialise_their_own_parameters(module: Any) -> None:

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import raglane as rl
-from padded_losses import largest_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn import ctc_loss
+from raglane.transduction import ctc_loss
+from tensor_sizes import largest_tensor
 
 CLASSES = 4
 INFINITE = float("inf")
@@ -206,8 +206,8 @@ def test_nothing_is_padded() -> None:
 
 CTC: dict[str, Callable[[rl.Ragged, rl.Ragged], object]] = {
     "loss": ctc_loss,
-    "search": lambda log_probs, _: rl.nn.CTCBeamSearch(beam_size=2)(log_probs),
-    "alignment": rl.nn.ctc_align,
+    "search": lambda log_probs, _: rl.transduction.CTCBeamSearch(beam_size=2)(log_probs),
+    "alignment": rl.transduction.ctc_align,
 }
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn import edit_distance, soft_dtw
 from raglane.nn.transduction import pairs as module
+from raglane.transduction import edit_distance, soft_dtw
 
 SIZES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=5)
 SOME = [(3, 4), (0, 0), (1, 1), (5, 2), (1, 4)]
@@ -275,6 +275,6 @@ def test_alignments_and_attention_that_do_not_fit_into_memory() -> None:
     )
     states = rl.Ragged([torch.empty(10**7 + 1, 1)])
     with pytest.raises(rl.errors.ArgumentError, match="memory must be at most"):
-        rl.nn.rnnt_loss(frames, states, labels, torch.nn.Linear(1, 2))
+        rl.transduction.rnnt_loss(frames, states, labels, torch.nn.Linear(1, 2))
     with pytest.raises(rl.errors.ArgumentError, match="memory must be at most"):
-        rl.nn.AttentionDecoder(2, 1, 4)(frames, labels)
+        rl.transduction.AttentionDecoder(2, 1, 4)(frames, labels)

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import raglane as rl
-from padded_losses import largest_tensor
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.cpu import transduction as kernels
-from raglane.nn import rnnt_loss
 from raglane.nn.transduction import fused, lattice
+from raglane.transduction import rnnt_loss
+from tensor_sizes import largest_tensor
 
 H, C = 5, 4
 INFINITE = float("inf")
@@ -557,7 +557,7 @@ def test_a_target_without_an_alignment_has_an_infinite_loss_and_no_gradient(
         linear.bias[2] = -torch.inf
     encoder, predictor = torch.randn(6, 5), torch.randn(5, 5)
     inputs = [encoder.requires_grad_(), predictor.requires_grad_(), linear.weight]
-    loss = rl.nn.rnnt_loss(
+    loss = rl.transduction.rnnt_loss(
         rl.Ragged.from_flat(encoder, lengths=[4, 2]),
         rl.Ragged.from_flat(predictor, lengths=[3, 2]),
         rl.Ragged([[1, 2], [3]]),

@@ -15,8 +15,8 @@ from torch import Tensor
 import raglane as rl
 from batches import random_batch
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn import Transducer, rnnt_loss
 from raglane.ragged import Ragged
+from raglane.transduction import Transducer, rnnt_loss
 
 TOKENS, FEATURES, HIDDEN = 4, 3, 5
 

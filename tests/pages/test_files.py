@@ -16,7 +16,7 @@ import raglane as rl
 from made_plans import make_plan
 from pages.browser import PHONE, WAYS, WIDE, visit
 from raglane.cli import main
-from raglane.data.conversion import Progress
+from raglane.data.store.conversion import Progress
 from raglane.runs.inspection.inspect import inspect
 from raglane.runs.inspection.page import as_page
 from raglane.runs.inspection.reading import Contents, Feature, labels_of

@@ -11,8 +11,9 @@ import torch
 
 import raglane as rl
 from planner.made_up import ROW, Measured, make_up, seen
-from raglane.planner import Plan, advice, words
+from raglane.planner import Plan, advice, probe, words
 from raglane.planner.model import Floats, Way
+from raglane.planner.rows import Ratio
 
 LENGTHS = [3, 5, 8, 2, 13, 1, 0, 9] * 33
 # For tests of how often is measured, and not of what.
@@ -28,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Measured]:
     """Simulate a machine, whose measurements are shared by tests; return those of this test."""
     monkeypatch.setenv("RAGLANE_CACHE", str(folder))
-    monkeypatch.setattr(advice, "compare_cells", lambda *_: {"MinGRU": 0.25})
+    monkeypatch.setattr(advice, "compare_cells", lambda *_: {"MinGRU": Ratio(0.25, 0.2, 0.3)})
     monkeypatch.setattr(advice, "is_busy", lambda _: False)
     return make_up(monkeypatch)
 
@@ -179,16 +180,31 @@ def test_a_second_plan_measures_nothing(measured: list[Measured]) -> None:
     assert len(measured) == 2 * count
 
 
-def test_a_busy_machine_is_said_and_not_kept(
-    measured: list[Measured], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_machine_is_said(measured: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advice, "is_busy", lambda _: True)
     found = _plan(**_ONE_WAY)
     assert found.busy
     assert "other programs kept this machine busy" in str(found)
-    count = len(measured)
     monkeypatch.setattr(advice, "is_busy", lambda _: False)
     assert not _plan(**_ONE_WAY).busy
+
+
+def test_a_saved_measurement_is_scaled_or_made_again(
+    measured: list[Measured], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = _plan(**_ONE_WAY).best.train_seconds
+    count = len(measured)
+    for factor, seconds in ((1.05, 1.0), (1.3, 1.3), (3.0, 3.0), (0.8, 0.8)):
+        monkeypatch.setattr(probe.Yardstick, "look", lambda _, by=factor: by * 0.5e-3)
+        best = _plan(**_ONE_WAY).best
+        assert best.train_seconds == pytest.approx(seconds * first)
+        assert best.train_range[1] > best.train_seconds * 0.99
+    assert len(measured) == count
+    # Other programs had disturbed it.
+    monkeypatch.setattr(probe.Yardstick, "look", lambda _: 0.6 * 0.5e-3)
+    _plan(**_ONE_WAY)
+    assert len(measured) == 2 * count
+    _plan(**_ONE_WAY)
     assert len(measured) == 2 * count
 
 
@@ -302,7 +318,9 @@ def test_bad_arguments(measured: list[Measured], options: dict[str, object], wor
 def test_a_plan_takes_no_random_numbers(
     machine: list[Measured], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(advice, "compare_cells", lambda *_: {"MinGRU": float(torch.rand(1))})
+    monkeypatch.setattr(
+        advice, "compare_cells", lambda *_: {"MinGRU": Ratio(*torch.rand(3).tolist())}
+    )
     layer = rl.nn.LSTM(3, 4)
     torch.manual_seed(3)
     wanted = torch.rand(3)

@@ -364,7 +364,8 @@ def test_other_cells_are_built_like_the_layer(compared: dict[str, Any]) -> None:
     for layer in (rl.nn.GRU(3, 4, 2, bidirectional=True).eval(), rl.nn.GRU(3, 5).bfloat16()):
         compared["layers"].clear()
         found = rows.compare_cells(layer, torch.tensor(MANY), replace(ROW, threads=2))
-        assert (list(found.values()), [*found][-1]) == ([n / 9 for n in range(2, 9)], "LSTM")
+        expected = [rows.Ratio(*[n / 9] * 3) for n in range(2, 9)]
+        assert (list(found.values()), [*found][-1]) == (expected, "LSTM")
         dtype = layer.weight_ih_l0.dtype
         assert set(compared["ran"][-8:]) <= {
             ((s, b), 2, "train", dtype) for s in SCHEDULES for b in BACKENDS

@@ -24,6 +24,7 @@ from raglane import plot
 from raglane._utils.drawing import VERMILION
 from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.plot.cells import color_of
+from raglane.plot.picture import Picture
 from raglane.schedules import SCHEDULES, Table
 from strategies import lengths as some_lengths
 
@@ -281,7 +282,7 @@ def test_borders_are_those_of_the_batches() -> None:
     assert len(plot.histogram(lengths, 8).axes[0].lines) == 0
 
 
-def _lines(picture: plot.Picture) -> dict[str, Any]:
+def _lines(picture: Picture) -> dict[str, Any]:
     return {str(line.get_label()): line for line in picture.axes[0].lines}
 
 

@@ -12,7 +12,7 @@ import torch
 import raglane as rl
 from drawings import IMAGES, PICTURES, difference, faults_of_texts
 from raglane import plot
-from raglane.plot import Picture
+from raglane.plot.picture import Picture
 
 
 def _values(lengths: list[int], features: int = 2) -> rl.Ragged:

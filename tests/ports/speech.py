@@ -52,5 +52,5 @@ class Ragged(nn.Module):
     def forward(self, sounds: list[Tensor], texts: list[Tensor]) -> Any:
         out, _ = self.gru(self.conv(rl.Ragged(sounds)).relu())
         log_probs = self.head(out).log_softmax(-1)
-        loss = rl.nn.ctc_loss(log_probs, rl.Ragged(texts))
-        return loss, rl.nn.ctc_greedy_search(log_probs).best().tolist()
+        loss = rl.transduction.ctc_loss(log_probs, rl.Ragged(texts))
+        return loss, rl.transduction.ctc_greedy_search(log_probs).best().tolist()

@@ -74,7 +74,9 @@ class Ragged(nn.Module):
         super().__init__()
         self.source = nn.Embedding(12, 4)
         self.encoder = rl.nn.GRU(4, 3, bidirectional=True)
-        self.decoder = rl.nn.AttentionDecoder(9, 6, 6, "gru", order="bahdanau", embedding=4)
+        self.decoder = rl.transduction.AttentionDecoder(
+            9, 6, 6, "gru", order="bahdanau", embedding=4
+        )
 
     def forward(self, sources: list[Tensor], targets: list[Tensor]) -> Any:
         memory, state = self.encoder(self.source(rl.Ragged(sources)))

@@ -23,14 +23,14 @@ def _row(epoch: int, validation: bool, metric: str) -> dict[str, float]:
     row = {"epoch": epoch, "train_loss": 1 / epoch, f"train_{metric}": 1 - 1 / epoch}
     if validation:
         row |= {"validation_loss": 2 / epoch, f"validation_{metric}": 0.5}
-    if metric == "MAE":
-        row |= {"persistence_MAE": 0.7}
+    if metric == "mae":
+        row |= {"persistence_mae": 0.7}
     return row | {"seconds": 1.0, "elements_per_second": 10.0}
 
 
 @pytest.mark.parametrize(
     ("epochs", "validation", "metric"),
-    [(1, True, "accuracy"), (1, False, "MAE"), (7, False, "accuracy"), (7, True, "MAE")],
+    [(1, True, "accuracy"), (1, False, "mae"), (7, False, "accuracy"), (7, True, "mae")],
 )
 def test_curves(epochs: int, validation: bool, metric: str) -> None:
     history = [_row(epoch + 1, validation, metric) for epoch in range(epochs)]
@@ -62,7 +62,7 @@ def test_confusion_as_a_table_and_rows() -> None:
         "label": "a",
         "recall": 0.75,
         "precision": 1.0,
-        "F1": pytest.approx(6 / 7),
+        "f1": pytest.approx(6 / 7),
         "count": 4,
     }
     lines = (

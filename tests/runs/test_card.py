@@ -114,7 +114,7 @@ def test_scores_of_sequences_are_those_of_each_alone(tmp_path: Path) -> None:
     metrics = {
         "classify": "accuracy",
         "tag": "accuracy",
-        "forecast": "MAE",
+        "forecast": "mae",
         "multilabel": "exact_match",
     }
     task: Any

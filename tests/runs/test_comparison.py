@@ -19,7 +19,9 @@ from raglane.cli import main
 from raglane.data.records import Feature, Targets, offsets_of
 from raglane.report.figures import Compared, setting_svg
 from raglane.runs.comparison import compare
+from raglane.training.folder import LAST, find
 from raglane.training.job import identity
+from raglane.training.state import NUMBERS
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +180,15 @@ def test_runs_of_an_earlier_version_share_the_columns_of_their_scores(
         shown = dict(zip(group.columns, row, strict=True))
         assert (shown["one.csv micro-F1"], shown["one.csv macro-F1"]) == (0.5, 0.25)
     assert not any("f1" in name or "F1" in name.replace("-F1", "") for name in group.columns)
+
+
+def test_a_history_of_an_earlier_version(runs: Path, tmp_path: Path) -> None:
+    """Names of metrics had capitals, such as train_MAE."""
+    folder = tmp_path / "a"
+    shutil.copytree(runs / "a", folder)
+    numbers = find(folder, LAST) / NUMBERS
+    numbers.write_text(numbers.read_text().replace("_accuracy", "_ACCURACY"))
+    assert rl.load(folder).history == rl.load(runs / "a").history
 
 
 def _leaves(content: Any, place: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

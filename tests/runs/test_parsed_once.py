@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 
 import raglane as rl
-from raglane.data.formats import csv, jsonl
+from raglane.data.sources import csv, jsonl
 
 _ROWS = [(f"n{row}", 2 * row % 5 + 0.5, row % 4) for row in range(24)]
 

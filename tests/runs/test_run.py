@@ -184,7 +184,7 @@ def test_mistakes(place: Path, tmp_path: Path) -> None:
         (lambda: run.evaluate(sequence, ["z"]), DataError, "the label 'z' in row 0"),
         (lambda: run.evaluate(place / "steps.csv", ["x"]), ArgumentTypeError, "labels"),
         (lambda: copy.copy(run).evaluate(), ArgumentError, "no test data"),
-        (lambda: run.evaluate()["F1"], ArgumentError, "'accuracy'"),
+        (lambda: run.evaluate()["f1"], ArgumentError, "'accuracy'"),
     ]
     for call, error, words in calls:
         with pytest.raises(error) as caught:

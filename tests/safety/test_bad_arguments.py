@@ -33,7 +33,6 @@ from raglane.data import (
 )
 from raglane.data.records import offsets_of
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
-from raglane.nn import losses
 
 pa = pytest.importorskip("pyarrow")
 
@@ -281,27 +280,15 @@ def calls_of_nn() -> list[Call]:
     tags = Ragged.from_flat(torch.tensor([0, 1, 3]), lengths=LENGTHS)
     labels = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1])
     weighed: dict[str, Any] = {"sample_weight": ONES, "reduction": "mean"}
-    numbers: dict[str, Any] = {"input": one, "target": one, **weighed}
-    classes: dict[str, Any] = {
-        "input": four,
-        "target": tags,
-        "weight": torch.ones(4),
-        "ignore_index": -100,
-        **weighed,
-    }
-    shares: dict[str, Any] = {**numbers, "target": one.map(torch.sigmoid)}
     crf = rl.nn.CRF(4)
-    fits, search = Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1]), rl.nn.CTCBeamSearch()
+    fits, search = (
+        Ragged.from_flat(torch.tensor([1, 2]), lengths=[1, 0, 1]),
+        rl.transduction.CTCBeamSearch(),
+    )
     limits: dict[str, Any] = {"beam_size": 2, "blank": 0, "n_best": 1, "tokens_per_step": 2}
     return [
-        partial(losses.cross_entropy, **classes, label_smoothing=0.0),
-        partial(losses.nll_loss, **classes),
-        partial(losses.mse_loss, **numbers),
-        partial(losses.l1_loss, **numbers),
-        partial(losses.huber_loss, **numbers, delta=1.0),
-        partial(losses.binary_cross_entropy_with_logits, **shares, pos_weight=torch.ones(1)),
         partial(
-            rl.nn.ctc_loss,
+            rl.transduction.ctc_loss,
             log_probs=log_probs,
             targets=labels,
             blank=0,
@@ -322,14 +309,16 @@ def calls_of_nn() -> list[Call]:
         partial(crf.marginals, emissions=four),
         partial(crf.log_partition, emissions=four),
         partial(crf.log_likelihood, emissions=four, tags=tags),
-        partial(rl.nn.CTCBeamSearch, **limits, scorer=None, scorer_weight=1.0, token_bonus=0.0),
+        partial(
+            rl.transduction.CTCBeamSearch, **limits, scorer=None, scorer_weight=1.0, token_bonus=0.0
+        ),
         partial(search, log_probs=log_probs, state=search(log_probs).state),
-        partial(rl.nn.ctc_greedy_search, log_probs=log_probs, blank=0),
-        partial(rl.nn.ctc_align, log_probs=log_probs, targets=fits, blank=0),
-        partial(rl.nn.NGram, sequences=labels, num_tokens=4, order=2),
-        partial(rl.nn.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),
-        partial(rl.nn.soft_dtw, a=four, b=four, gamma=1.0),
-        partial(rl.nn.edit_distance, hypotheses=labels, references=tags),
+        partial(rl.transduction.ctc_greedy_search, log_probs=log_probs, blank=0),
+        partial(rl.transduction.ctc_align, log_probs=log_probs, targets=fits, blank=0),
+        partial(rl.transduction.NGram, sequences=labels, num_tokens=4, order=2),
+        partial(rl.transduction.NGram([[1]], 4), prefixes=labels, tokens=torch.tensor([1, 2, 3])),
+        partial(rl.transduction.soft_dtw, a=four, b=four, gamma=1.0),
+        partial(rl.transduction.edit_distance, hypotheses=labels, references=tags),
     ]
 
 
@@ -541,8 +530,10 @@ def test_nothing_on_a_device_is_read_to_check_it() -> None:
     assert segments.spread(torch.ones(3, device="meta"), offsets, 3).shape == (3,)
     assert Ragged.from_flat(values, offsets=offsets).sum(1).shape == (3,)
     batch = Ragged.from_flat(torch.ones(3, 4, device="meta"), offsets=offsets)
-    classes = Ragged.from_flat(torch.ones(3, dtype=torch.int64, device="meta"), offsets=offsets)
-    assert losses.cross_entropy(batch, classes).shape == ()
+    classes: Any = Ragged.from_flat(
+        torch.ones(3, dtype=torch.int64, device="meta"), offsets=offsets
+    )
+    assert torch.nn.functional.cross_entropy(batch, classes).shape == ()
 
 
 def test_a_huge_number_of_streams_takes_no_room_before_the_first_chunk() -> None:

@@ -441,6 +441,11 @@ def test_negative_views() -> None:
         rl.Ragged.from_flat(given.values, lengths=torch._neg_view(-given.lengths)),
     ):
         assert layer(other)[0].values.equal(wanted.values)
+    states = torch.randn_like(final[0]), torch.randn_like(final[1])
+    mirrored_states = torch._neg_view(-states[0]), torch._neg_view(-states[1])
+    for mode in (torch.no_grad(), torch.enable_grad()):
+        with mode:
+            assert layer(given, mirrored_states)[0].values.equal(layer(given, states)[0].values)
     packed, padded = given.to_packed(), given.to_padded(batch_first=False)[0]
     for part in ("data", "batch_sizes", "sorted_indices"):
         turned = PackedSequence(*packed)._replace(**{part: torch._neg_view(-getattr(packed, part))})

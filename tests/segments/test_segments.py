@@ -249,7 +249,7 @@ class _NothingWaits(TorchDispatchMode):
 
 def _decoded(attention: Any, batch: rl.Ragged) -> rl.Ragged:
     steps: Any = {} if attention == "dot" else {"input_feeding": True, "scheduled_sampling": 0.5}
-    decoder = rl.nn.AttentionDecoder(7, 3, 4, attention=attention, device="meta", **steps)
+    decoder = rl.transduction.AttentionDecoder(7, 3, 4, attention=attention, device="meta", **steps)
     return decoder(
         batch, rl.Ragged.from_flat(batch.values.new_ones(4, dtype=torch.int64), lengths=[1, 3, 0])
     )
@@ -260,7 +260,7 @@ CALLS: dict[str, Batch] = {
 } | {
     "select": lambda r: r.select([1, 0]),
     "windows": lambda r: r.windows(2, 1),
-    "soft_dtw": lambda r: rl.nn.soft_dtw(r, r),
+    "soft_dtw": lambda r: rl.transduction.soft_dtw(r, r),
     **{attention: partial(_decoded, attention) for attention in ("additive", "dot", "location")},
 }
 

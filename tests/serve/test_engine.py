@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import raglane as rl
 from raglane.errors import (
@@ -27,7 +27,8 @@ from raglane.errors import (
     DispatchError,
     ShapeError,
 )
-from raglane.serve import Engine, Stream
+from raglane.serve import Engine
+from raglane.serve.streams import Stream
 from served_models import engine_of
 
 
@@ -441,6 +442,7 @@ def test_a_wrong_number_of_results_is_refused(most: Any) -> None:
 def test_a_task_does_not_wait_for_no_result() -> None:
     async def client(engine: Engine) -> None:
         async with engine.stream() as stream:
+            assert repr(stream) == "AsyncStream(0 frames queued, 0 results)"
             await stream.pull(0)
 
     with pytest.raises(ArgumentError, match="most must be at least 1"):
@@ -576,6 +578,8 @@ class Backwards(nn.Module):
             "two": lambda: (out, out.values),
             "flipped": lambda: out.values.flip(0),
             "tensor": lambda: self.layer(batch.values)[0],
+            "pad": lambda: nn.functional.pad(out, (0, 0, 2, 0)),
+            "mirror": lambda: nn.functional.pad(out, (0, 0, 2, 0), mode="reflect"),
         }
         return results.get(self.how, lambda: out)()
 
@@ -596,6 +600,11 @@ class Backwards(nn.Module):
         (Backwards("two"), "it returns 2 results"),
         (Backwards("flipped"), r"Backwards\): rows of the batch meet"),
         (Backwards("tensor"), r"layer \(LSTM\): it is called with a tensor"),
+        (
+            Backwards("pad"),
+            "pad of the steps, and .*one result per frame .rl.nn.CausalConv1d reads",
+        ),
+        (Backwards("mirror"), r"Backwards\): .*pad must be .* two for the steps, with a constant"),
         (nn.LSTM(3, 4), r"LSTM\), a layer of torch. Call rl.accelerate"),
         (rl.accelerate(Doubled(3, 4)), r"AcceleratedDoubled\), which has a forward of its own"),
         (rl.nn.GRU(3, 4, initial_state="lengths"), "initial_state is 'lengths'"),
@@ -651,45 +660,3 @@ def test_memory_of_open_streams() -> None:
         stream.pull()
     # The queued frames and results of all streams are 11 MB, and grow by doubling.
     assert resident() - before < slots * 1536 + (40 << 20)
-
-
-def test_a_model_with_its_state_as_an_argument() -> None:
-    """It is refused with the wrapper that works."""
-
-    class Exported(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.cell = nn.LSTMCell(6, 4)
-
-        def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-            h, c = self.cell(x, (state[0], state[1]))
-            return h.relu(), torch.stack([h, c])
-
-    class Cell(nn.Module):
-        def __init__(self, hidden_size: Any = 4) -> None:
-            super().__init__()
-            self.input_size, self.hidden_size = 6, hidden_size
-            self.model = Exported()
-
-        def initial_state(self, count: int) -> tuple[Tensor, Tensor]:
-            return torch.zeros(count, 4), torch.zeros(count, 4)
-
-        def step(self, x: Tensor, state: tuple[Tensor, Tensor]) -> Any:
-            output, after = self.model(x, torch.stack(state))
-            return output, (after[0], after[1])
-
-    words = r"an? Exported whose forward takes 'x', 'state'.* pass rl\.nn\.Recurrent\(cell\)"
-    with pytest.raises(DispatchError, match=words):
-        Engine(Exported(), slots=1, features=6)
-    with pytest.raises(ArgumentTypeError, match=r"Cell\.hidden_size must be a whole number"):
-        rl.nn.Recurrent(Cell((2, 4)))
-    cell = Cell().eval()
-    engine = Engine(rl.nn.Recurrent(cell).eval(), slots=2)
-    frames = torch.randn(5, 6)
-    state = torch.zeros(2, 1, 4)
-    expected = []
-    with torch.no_grad():
-        for frame in frames:
-            output, state = cell.model(frame[None], state)
-            expected.append(output)
-    torch.testing.assert_close(engine.run(rl.Ragged([frames])).values, torch.cat(expected))

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from raglane.serve import Engine, Stream
+from raglane.serve import Engine
+from raglane.serve.streams import Stream
 from raglane.training.model import with_dropout
 from served_models import LAYERS, MODELS, made
 

@@ -11,7 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import httpx2
@@ -556,6 +556,96 @@ def test_an_overloaded_server_accepts_no_stream() -> None:
     for period in (0, -1, float("nan"), "x"):
         with pytest.raises((ArgumentError, ArgumentTypeError), match="period must be"):
             create_app({"layer": _engine()}, period=period)  # type: ignore[arg-type]
+
+
+def test_slow_steps_are_an_overload(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the sequences over HTTP too; frames that wait are counted where they wait."""
+    engine = _engine(max_queue=4)
+    app = create_app({"layer": engine}, period=0.03)
+    compute = engine._compute
+
+    def slow(step: Any) -> None:
+        time.sleep(0.06)
+        compute(step)
+
+    monkeypatch.setattr(engine, "_compute", slow)
+    with served(app) as where:
+        many = _Many(where)
+        many.say(stream=1, open=True)
+        assert httpx2.get(f"http://{where}/health").json()["models"]["layer"]["longest"] == 0
+        many.socket.send(_record(1, torch.zeros(40, 3)))
+        while (answer := httpx2.get(f"http://{where}/health")).status_code == 200:
+            pass
+        facts = answer.json()["models"]["layer"]
+        assert facts["lag_seconds"] > 0.03
+        assert 4 < facts["longest"] < 40  # of a queue of 4
+        text = httpx2.get(f"http://{where}/metrics").text
+        assert float(text.partition('raglane_longest{model="layer"} ')[2].split()[0]) > 4
+        assert float(text.partition('raglane_queued{model="layer"} ')[2].split()[0]) > 4
+        frames = {"name": "frames", "shape": [1, 3], "datatype": "FP32", "data": [0, 0, 0]}
+        sequence = {"sequence_id": 1, "sequence_start": True}
+        body = {"inputs": [frames], "parameters": sequence}
+        answer = httpx2.post(f"http://{where}/v2/models/layer/infer", json=body)
+        assert answer.status_code == 503
+        assert "faster than a frame per 30 ms" in answer.json()["error"]
+        assert "faster than" in many.say(stream=2, open=True)["error"]
+        assert many.results(1, 40).shape == (40, 8)
+
+
+def test_dropped_frames_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of streams that are idle, of a step that fails, and of a server that ends; also frames behind a
+    message that waits.
+    """
+    error = RuntimeError("no")
+
+    def failing(_: Any) -> None:
+        raise error
+
+    for how in ("idle", "fail", "stop"):
+        engine = _engine(idle=1.0 if how == "idle" else 60)
+        app = create_app({"layer": engine})
+        rounds = app.state.server.served["layer"].rounds
+        with ExitStack() as stack:
+            where = stack.enter_context(served(app))
+            many = _Many(where)
+            many.say(stream=1, open=True)
+            many.say(stream=2, open=True)
+            single = websockets.connect(f"ws://{where}/stream").__enter__()
+            single.send(json.dumps({"frames": [[0.0] * 3] * 2}))
+            assert json.loads(single.recv())["at"] == 0
+            with monkeypatch.context() as patch:
+                patch.setattr(rounds, "wake", lambda: None)
+                if how == "fail":
+                    patch.setattr(engine, "_compute", failing)
+                single.send(json.dumps({"frames": [[0.0] * 3] * 3}))
+                many.socket.send(_record(1, torch.zeros(4, 3)))
+                many.socket.send(json.dumps({"stream": 1, "state": True}))
+                many.socket.send(_record(1, torch.zeros(2, 3)))
+                while len(rounds._arrived) < 2 or not many_lanes_wait(rounds):
+                    time.sleep(0.01)
+                if how == "fail":
+                    rounds._loop.call_soon_threadsafe(rounds._round)
+                if how == "stop":
+                    stack.close()
+                answer = json.loads(single.recv())
+                assert (answer["error"] != "", answer["dropped"]) == (True, 3)
+                with suppress(ConnectionClosed):
+                    while len(many.notes) < 4:
+                        many.listen()
+                dropped = {note.get("stream"): note.get("dropped") for note in many.notes[2:]}
+                expected = {1: 6, 2: None} if how == "idle" else {None: 6}
+                assert dropped == expected
+                codes = {"idle": 4408, "fail": 1011, "stop": 1001}
+                with pytest.raises(ConnectionClosed):
+                    single.recv()
+                assert single.close_code == codes[how]
+            many.socket.close()
+            single.close()
+
+
+def many_lanes_wait(rounds: Any) -> bool:
+    """Return True if a message and frames wait for the results of earlier ones."""
+    return any(lane is not None and len(lane.todo) == 2 for lane in rounds._lanes)
 
 
 def test_an_idle_stream_of_many() -> None:

@@ -20,7 +20,7 @@ from matplotlib.text import Text
 
 import raglane as rl
 from raglane import plot
-from raglane.plot import Picture
+from raglane.plot.picture import Picture
 
 _DPI = 50
 IMAGES = Path(__file__).parents[1] / "plot" / "images"

@@ -10,7 +10,7 @@ import torch
 import raglane as rl
 
 D, H, B, T = 3, 5, 4, 6
-GATES = {"lstm": 4, "gru": 3, "gru_reset_before": 3, "rnn_tanh": 1, "rnn_relu": 1}
+GATES = {"lstm": 4, "gru": 3, "gru_reset_before": 3, "rnn": 1, "rnn_relu": 1}
 
 
 def sigmoid(values: Any) -> Any:
@@ -27,7 +27,7 @@ def _step(kind: str, x: Any, h: Any, c: Any, w: Any, u: Any, b: Any, reset: Any)
         return sigmoid(o) * np.tanh(c), c
     if kind.startswith("rnn"):
         argument = x @ w + h @ u + b + reset
-        return (np.tanh(argument) if kind == "rnn_tanh" else np.maximum(argument, 0)), c
+        return (np.tanh(argument) if kind == "rnn" else np.maximum(argument, 0)), c
     xz, xr, xh = np.split(x @ w + b, 3, 1)
     hz, hr, hh = np.split(h @ u + reset, 3, 1)
     z, r = sigmoid(xz + hz), sigmoid(xr + hr)

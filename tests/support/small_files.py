@@ -20,9 +20,11 @@ import pytest
 import torch
 
 from raglane import Ragged
-from raglane.data import FORMATS, Columns, Dataset, convert, shards
-from raglane.data.formats import csv, ipc, pieces
+from raglane.data import FORMATS, Columns, Dataset, convert
+from raglane.data.assemble import pieces
 from raglane.data.records import Records
+from raglane.data.sources import csv, ipc
+from raglane.data.store import shards
 from raglane.errors import DataError
 
 __all__ = [

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from made_datasets import changed, dataset
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import offsets_of
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch

@@ -12,7 +12,7 @@ import torch
 
 from made_datasets import dataset
 from raglane.data import Dataset
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import offsets_of
 from raglane.native.library import has_cell
 from raglane.training.checkpoint import SavedModel

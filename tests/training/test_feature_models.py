@@ -177,7 +177,7 @@ def test_a_forecast_keeps_the_features_of_a_sequence() -> None:
             known, values=np.concatenate(parts), offsets=offsets_of([len(part) for part in parts])
         )
     np.testing.assert_allclose(ahead, np.stack(found, axis=1), rtol=1e-4, atol=1e-5)
-    assert run.evaluate(data, horizon=1)["MAE"] > 0
+    assert run.evaluate(data, horizon=1)["mae"] > 0
 
 
 def test_features_of_elements_are_not_known_ahead() -> None:

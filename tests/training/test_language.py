@@ -13,8 +13,8 @@ import torch
 
 from made_datasets import dataset
 from raglane.data import Dataset
-from raglane.data.encoders import END, UNKNOWN
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.encoders import END, UNKNOWN
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import Columns, offsets_of
 from raglane.data.splitting import split_texts
 from raglane.errors import ArgumentError, DataError
@@ -134,7 +134,7 @@ def test_searched_continuations_are_the_likeliest(tmp_path: Path) -> None:
     model = load_model(tmp_path).model.eval()
     texts = Ragged([torch.tensor([1, 3, 2]), torch.tensor([1])])
     with torch.no_grad():
-        found = model.search(texts, 2, beam=30, n_best=5)
+        found = model.search(texts, 2, beam_size=30, n_best=5)
         for item, text in enumerate(texts):
             scores = {}
             for first, second in itertools.product(range(1, 5), repeat=2):
@@ -164,13 +164,13 @@ def test_drawn_texts(tmp_path: Path) -> None:
     assert sample(saved, temperature=0) == sample(saved, temperature=1e-320) == ["abcdef"]
     assert sample(saved, prompt="abc", temperature=0, count=2, length=2) == ["abcde"] * 2
     assert predict(saved, _texts(["abc"]), horizon=5).columns["prediction"] == [["d", "e", "f"]]
-    assert sample(saved, beam=1) == ["abcdef"]
+    assert sample(saved, beam_size=1) == ["abcdef"]
     unknown = predict(saved, _texts(["abzz"]), horizon=9).columns["prediction"][0]
     assert sample(saved, prompt="abzz", temperature=0, length=9) == ["abzz" + "".join(unknown)]
-    found = sample(saved, prompt="abc", beam=4, count=2, length=2)
+    found = sample(saved, prompt="abc", beam_size=4, count=2, length=2)
     assert (len(found), found[0]) == (2, "abcde")
     with pytest.raises(ArgumentError, match="temperature must be 1"):
-        sample(saved, beam=2, temperature=0.5)
+        sample(saved, beam_size=2, temperature=0.5)
     one, same, other = (
         sample(saved, temperature=5.0, count=3, length=20, seed=seed) for seed in (0, 0, 1)
     )
@@ -182,8 +182,8 @@ def test_drawn_texts(tmp_path: Path) -> None:
         ("length", 0),
         ("temperature", -1.0),
         ("seed", -1),
-        ("beam", 0),
-        ("beam", 1001),
+        ("beam_size", 0),
+        ("beam_size", 1001),
     ):
         with pytest.raises(ArgumentError, match=name):
             sample(saved, **{name: value})  # type: ignore[arg-type]

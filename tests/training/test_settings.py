@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from raglane.data.missing import MISSING as MISSING_OF_DATA
 from raglane.data.order.limit import TOO_LONG as TOO_LONG_OF_DATA
+from raglane.data.prepare.missing import MISSING as MISSING_OF_DATA
 from raglane.errors import ArgumentError
 from raglane.nn.encoder import LAYERS as LAYERS_OF_NN
 from raglane.nn.encoder import SequenceEncoder

@@ -16,7 +16,7 @@ from torch import Tensor
 from commands import FAST, Capsys, fails, tree, write_steps
 from raglane._utils import memory
 from raglane.cli import main
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import ArgumentError
 from raglane.training.checkpoint import parse_tensors, read_tensors, to_safetensors
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from made_datasets import changed, dataset
 from raglane.data import Dataset
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import Columns, Targets, offsets_of
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
@@ -98,16 +98,16 @@ def test_numbers_are_learned_and_predicted_in_their_units(
     )
     saved = load_model(tmp_path)
     evaluation = evaluate(saved, test)
-    assert evaluation.numbers["R2"] > 0.7
-    assert evaluation.numbers["MAE"] < 0.6 * evaluation.numbers["mean_MAE"]
+    assert evaluation.numbers["r2"] > 0.7
+    assert evaluation.numbers["mae"] < 0.6 * evaluation.numbers["mean_mae"]
     assert [row["number"] for row in evaluation.measured.table] == ["far", "small"]
     predicted = predict(saved, test).columns["prediction"]
     assert len(predicted) == 20
     rows = np.array([row for part in predicted for row in part] if per_element else predicted)
     error = np.abs(rows - test.targets.values).mean(axis=0)
-    assert error == pytest.approx([row["MAE"] for row in evaluation.measured.table], rel=1e-4)
+    assert error == pytest.approx([row["mae"] for row in evaluation.measured.table], rel=1e-4)
     baseline = np.abs(test.targets.values - np.mean(training.targets.values, axis=0)).mean()
-    assert evaluation.numbers["mean_MAE"] == pytest.approx(baseline, rel=1e-6)
+    assert evaluation.numbers["mean_mae"] == pytest.approx(baseline, rel=1e-6)
 
 
 def test_a_quantile_has_its_share_below(tmp_path: Path) -> None:
@@ -317,9 +317,9 @@ def test_steps_ahead_by_hand(tmp_path: Path) -> None:
     for step, row in enumerate(table):
         assert row["step"] == step + 1
         for name, answer in (
-            ("MAE", predicted),
-            ("persistence_MAE", last),
-            ("mean_MAE", np.full((1, 3), mean)),
+            ("mae", predicted),
+            ("persistence_mae", last),
+            ("mean_mae", np.full((1, 3), mean)),
         ):
             assert row[name] == pytest.approx(np.abs(answer - truth)[:, step].mean(), rel=1e-4)
     with pytest.raises(DataError, match=r"horizon must be .*got 9"):
@@ -336,7 +336,7 @@ def test_the_seasonal_rule_by_hand(tmp_path: Path, season: int) -> None:
     records = dataset(wave.astype(np.float32)[:, None], offsets_of(lengths), channels=("x",))
     train(Settings("forecast", epochs=1, hidden_size=2, threads=1), records, None, tmp_path)
     found = evaluate(load_model(tmp_path), records, horizon=6, batch_size=1)
-    name = f"season_{season}_MAE"
+    name = f"season_{season}_mae"
     assert (name in found.numbers) == (name in found.measured.table[0]) == (season > 0)
     if season:
         parts = np.split(records.values[:, 0].astype(np.float64), records.offsets[1:-1])

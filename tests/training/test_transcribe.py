@@ -17,11 +17,11 @@ from commands import FAST, Capsys, fails, prints, read_rows
 from raglane.cli import main
 from raglane.data import Columns, Dataset, Preprocessor, read
 from raglane.errors import ArgumentError, ExportError
-from raglane.nn import ctc_greedy_search
 from raglane.training.checkpoint import SavedModel
 from raglane.training.inference import evaluate, predict
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import DECODERS, Settings
+from raglane.transduction import ctc_greedy_search
 
 _BEST = ("prediction", "score", "n_best", "n_best_scores")
 _WORDS = "zero one two three four five six seven eight nine".split()
@@ -163,8 +163,8 @@ def test_rates_are_those_of_the_predictions() -> None:
     words = [_distance(a.split(), b.split()) for a, b in zip(texts, truth, strict=True)]
     expected = {
         "token_error_rate": sum(errors) / total,
-        "CER": sum(errors) / total,
-        "WER": sum(words) / sum(len(text.split()) for text in truth),
+        "cer": sum(errors) / total,
+        "wer": sum(words) / sum(len(text.split()) for text in truth),
         "exact_match": errors.count(0) / len(errors),
     }
     assert {name: evaluation[name] for name in expected} == pytest.approx(expected)
@@ -315,7 +315,7 @@ def test_every_decoder_is_trained_saved_and_searched(tmp_path: Path, decoder: An
     again = rl.load(tmp_path / "run")
     found, same = (
         run.predict(inputs, n_best=3).columns,
-        again.predict(inputs, n_best=3, beam=16).columns,
+        again.predict(inputs, n_best=3, beam_size=16).columns,
     )
     assert same == found
     assert ("times" in found) == (decoder != "attention")
@@ -329,9 +329,9 @@ def test_every_decoder_is_trained_saved_and_searched(tmp_path: Path, decoder: An
     assert rate == pytest.approx(errors / sum(map(len, targets)))
     beam = sum(
         _distance(*pair)
-        for pair in zip(run.predict(inputs, beam=5)["prediction"], targets, strict=True)
+        for pair in zip(run.predict(inputs, beam_size=5)["prediction"], targets, strict=True)
     )
-    assert run.evaluate(inputs, targets, beam=5)["token_error_rate"] == pytest.approx(
+    assert run.evaluate(inputs, targets, beam_size=5)["token_error_rate"] == pytest.approx(
         beam / sum(map(len, targets))
     )
     with pytest.raises(ArgumentError, match="n_best must be at most 1000"):
@@ -345,7 +345,7 @@ def test_a_beam_sums_over_alignments() -> None:
     chance = random.Random(3)
     inputs = [chance.choices("uvwxyz", k=chance.randint(1, 4)) for _ in range(12)]
     saved = _random_model(read(inputs, Columns("transcribe"), labels=["ab"] * 12))
-    table = predict(saved, read(inputs, Columns("transcribe", need_labels=False)), beam=200)
+    table = predict(saved, read(inputs, Columns("transcribe", need_labels=False)), beam_size=200)
     for place, (text, score) in enumerate(zip(table["prediction"], table["score"], strict=True)):
         one = read([inputs[place]], Columns("transcribe"), labels=[text or "a"])
         if text:
@@ -385,7 +385,7 @@ def test_targets_of_lists_give_lists() -> None:
     run = rl.fit(inputs, [[7, 7], [], [8], [9, 8]] * 3, task="transcribe", **options)
     assert run.labels == ("7", "8", "9")
     evaluation = run.evaluate(inputs, [[7], [12, 8], [], [9]] * 3)
-    assert not {"CER", "WER"} & set(evaluation.numbers)
+    assert not {"cer", "wer"} & set(evaluation.numbers)
     assert evaluation.count == 12
     predicted = run.predict(inputs)["prediction"]
     assert all(isinstance(label, int) for own in predicted for label in own)
@@ -476,9 +476,9 @@ def test_options_without_a_meaning(
 @pytest.mark.parametrize(
     ("options", "piece"),
     [
-        (["--beam", "0"], "--beam must be at least 1, got 0"),
+        (["--beam-size", "0"], "--beam-size must be at least 1, got 0"),
         (["--n-best", "0"], "--n-best must be at least 1, got 0"),
-        (["--n-best", "3", "--beam", "2"], "--n-best must be at most the beam, 2, got 3"),
+        (["--n-best", "3", "--beam-size", "2"], "--n-best must be at most the beam size, 2, got 3"),
         (["--probabilities"], "--probabilities must be left out"),
         (["--horizon", "2"], "--horizon must be left out"),
     ],

@@ -55,7 +55,7 @@ def _ts(chance: random.Random) -> bytes:
         "@classLabel true a b",
         f"@univariate {str(channels == 1).lower()}",
     ]
-    odd = ["@", "@@", "@dimensions", "@dimensions -1", "@seriesLength x", "@equalLength", "@targetLabel true",
+    odd = ["@", "", "@dimensions", "@dimensions -1", "@seriesLength x", "@equalLength", "@targetLabel true",
            "@data 1", "@timestamps perhaps", "@missing", "@problemName \udcff", "# note",
            "@equalLength true"]  # fmt: skip
     head += chance.sample(odd, chance.choice([0, 0, 0, 1, 2]))

@@ -19,6 +19,8 @@ from raglane.errors import shorten as shorten
 
 # The most characters of a quoted value.
 _QUOTED = 80
+# Parts of names of metrics that are written in capitals.
+_ABBREVIATED = frozenset("cer f1 mae r2 rmse wer".split())
 # The most values of a list.
 _LISTED = 20
 
@@ -51,7 +53,8 @@ def _package(frame: FrameType) -> str:
 
 def metric_words(name: str) -> str:
     """Return the name of a metric, such as ``macro_f1``, in words."""
-    return name.replace("_f1", "-F1").replace("_", " ")
+    words = (word.upper() if word in _ABBREVIATED else word for word in name.split("_"))
+    return " ".join(words).replace(" F1", "-F1")
 
 
 def count_of(count: int, noun: str) -> str:

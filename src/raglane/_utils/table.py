@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raglane._utils.files import no_formula
-from raglane._utils.messages import printable, shorten
+from raglane._utils.messages import metric_words, printable, shorten
 
 # Most characters of a cell.
 _WIDEST = 60
@@ -34,7 +34,7 @@ class Table:
     def of(cls, caption: str, rows: Iterable[Mapping[str, Any]], words: int = 1) -> Table:
         """Build a table from rows with the same keys."""
         listed = list(rows)
-        columns = [name.replace("_", " ") for name in (listed[0] if listed else ())]
+        columns = [metric_words(name) for name in (listed[0] if listed else ())]
         return cls(caption, columns, [tuple(row.values()) for row in listed], words)
 
     @property

@@ -137,7 +137,7 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     if _is_out_of_memory(error):
         size = re.search(r"allocate ([\d.]+ \w+)", str(error))
         need = f"{size[1]} more are needed for" if size else "it cannot hold"
-        option_of = {"bench": "--sizes", "sample": "--count, --length or --beam"}
+        option_of = {"bench": "--sizes", "sample": "--count, --length or --beam-size"}
         fix = option_of.get(
             "".join(arguments[:1]), "--hidden-size, --num-layers, --embedding or --batch-size"
         )

@@ -123,7 +123,7 @@ def bench(
         ),
     ] = "8x64x64,32x128x128,64x256x256",
     cells: Annotated[
-        str, typer.Option(metavar="NAME,...|all", help="Cells: lstm, gru, rnn_tanh.")
+        str, typer.Option(metavar="NAME,...|all", help="Cells: lstm, gru, rnn.")
     ] = "all",
     modes: Annotated[
         str, typer.Option(metavar="train,infer|all", help="Training steps or inference.")

@@ -53,8 +53,8 @@ def convert(
 
     raglane convert tagged.jsonl tagged --task tag --on-bad-row skip
     """
-    from raglane.data.conversion import convert as convert_all
-    from raglane.data.formats.pieces import SKIPPED
+    from raglane.data.assemble.pieces import SKIPPED
+    from raglane.data.store.conversion import convert as convert_all
     from raglane.runs.progress import progress_bar
 
     for path in paths[:-1]:
@@ -102,6 +102,9 @@ def convert(
     console.log(f"next: raglane train {output}, or raglane inspect {output}")
 
 
+_MEASURED_ONCE = (
+    "measuring this layer on this machine, for a minute or two; later inspections reuse it"
+)
 # The settings of a training that affect a plan.
 _PLANNED = "task cell hidden_size num_layers bidirectional layer_norm embedding"
 
@@ -156,18 +159,23 @@ def inspect(
     filled: dict[str, Any] = {"missing": "elapsed"} if choices.get("cell") == "grud" else {}
     settings = Settings(**choices, **filled)
     check_whole("processes", processes, 1, "pass the number of processes")
-    json_path = None if json is None or str(json) == "-" else json
+    json_path = None if console.is_stdout(json) else json
     names = ColumnNames(**columns)
     source = Source(data, format, names)
     check_default(source, settings)
     _check_outputs(data, html=html, json=json_path)
     from raglane._utils.files import write_files
     from raglane.runs.inspection import reading
-    from raglane.runs.inspection.inspect import as_json, lines
+    from raglane.runs.inspection.inspect import MEASURING, as_json, lines
     from raglane.runs.inspection.inspect import inspect as inspect_contents
-    from raglane.runs.progress import progress_bar
+    from raglane.runs.progress import AnnouncedProgress, progress_bar
 
-    with progress_bar(quiet) as progress:
+    def announce() -> None:
+        if not quiet and not console.is_stdout(json):
+            console.log_error(_MEASURED_ONCE)
+
+    with progress_bar(quiet) as shown:
+        progress = AnnouncedProgress(shown, MEASURING, announce)
         progress.stage("reading")
         contents = reading.read(
             data, source.asked(settings.task), format, progress, names.on_bad_row

@@ -55,7 +55,7 @@ def evaluate(
             "Number of forecasts of each sequence to measure; each begins --horizon elements before the next."
         ),
     ] = 1,
-    beam: options.Beam = None,
+    beam_size: options.Beam = None,
     device: options.Device = "auto",
     json: options.Json = None,
     quiet: options.Quiet = False,
@@ -77,7 +77,7 @@ def evaluate(
     raglane evaluate runs/meters later.csv --horizon 24 --backtests 7 -o results
     """
     from raglane._utils.files import check_writable
-    from raglane.data.stores import copies
+    from raglane.data.store.stores import copies
     from raglane.runs.run import load
     from raglane.training.checkpoint import model_folder
     from raglane.training.folder import EVALUATION, IS_BACK, at_work
@@ -100,7 +100,7 @@ def evaluate(
             "top": top,
             "horizon": horizon,
             "backtests": backtests,
-            "beam": beam,
+            "beam_size": beam_size,
         }
         content = report(
             output, model.saved, records, device=where, log=log, more=more, title=run.name
@@ -122,7 +122,7 @@ def _log_notes(records: Dataset, model: Run, log: Callable[[str], None]) -> None
     """Print whether rows have no time, and counts of empty sequences, which get a class too, and of
     unknown words.
     """
-    from raglane.data.encoders import unknown_words
+    from raglane.data.prepare.encoders import unknown_words
     from raglane.data.records import note_empty
 
     # The training data may have had a time column.
@@ -240,7 +240,7 @@ def predict(
     ] = False,
     top: options.Top = 1,
     horizon: options.Horizon = 1,
-    beam: options.Beam = None,
+    beam_size: options.Beam = None,
     n_best: options.NBest = 1,
     columns: options.Columns,
     format: options.Format = None,
@@ -289,7 +289,7 @@ def predict(
         "probabilities": probabilities,
         "top": top,
         "horizon": horizon,
-        "beam": beam,
+        "beam_size": beam_size,
         "n_best": n_best,
         "batch_size": batch_size,
         "device": device,
@@ -302,7 +302,7 @@ def predict(
         named = {**columns, **({} if format is None else {"format": format})}
         _on_ray(run, cell, output, data, named, engine, more, quiet)
         return
-    from raglane.data.formats.pieces import skipped_lines
+    from raglane.data.assemble.pieces import skipped_lines
     from raglane.runs.run import load
     from raglane.training.inference import pick_device
     from raglane.training.predictions import check_apart, check_output, to_bytes, write_predictions
@@ -387,7 +387,7 @@ def sample(
         option("Divisor of the logits: below 1 favours likely tokens; 0 takes the likeliest."),
     ] = 1.0,
     seed: Annotated[int, option("Seed of the random numbers.")] = 0,
-    beam: Annotated[
+    beam_size: Annotated[
         int | None,
         option("Search the likeliest texts, with this many at once, instead of drawing."),
     ] = None,
@@ -402,7 +402,7 @@ def sample(
 
     raglane sample runs/novel --prompt "It was" --length 500
 
-    raglane sample runs/novel --prompt "It was" --beam 8 --count 3
+    raglane sample runs/novel --prompt "It was" --beam-size 8 --count 3
     """
     from raglane.training import inference
     from raglane.training.checkpoint import load_model
@@ -417,7 +417,7 @@ def sample(
         length=length,
         temperature=temperature,
         seed=seed,
-        beam=beam,
+        beam_size=beam_size,
         device=where,
     ):
         console.log(text)

@@ -140,7 +140,7 @@ def command(function: Callable[..., None], common: str = "") -> Callable[..., No
             try:
                 for name, value in values.items():
                     if isinstance(value, _Url):
-                        from raglane.data.stores import fetched
+                        from raglane.data.store.stores import fetched
 
                         values[name] = fetched(value)
                 _name_cells(values, sources)
@@ -402,8 +402,7 @@ Data = Annotated[
     Path | None,
     argument(
         "A .csv, .tsv, .jsonl, .json, .parquet, .arrow, .npz, .ts, .conll, .arff, .xlsx or .txt file, a folder of "
-        "recordings or texts, a folder written by raglane convert, or a URL of these. With options alone: "
-        "Japanese vowels, which raglane demo trains on."
+        "recordings or texts, a folder written by raglane convert, or a URL of these; or with --resume, the run's."
     ),
 ]
 Run = Annotated[Path, argument("Folder of a run, or of a saved model, or its URL.")]

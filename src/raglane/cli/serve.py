@@ -86,6 +86,20 @@ def serve(
             show_default="none",
         ),
     ] = None,
+    renew: Annotated[
+        int | None,
+        option(
+            "For streams without an end: maximum number of frames that the state of a stream remembers.",
+            show_default="all",
+        ),
+    ] = None,
+    warm_up: Annotated[
+        int | None,
+        option(
+            "Frames that a second state has seen when it takes over, with --renew.",
+            show_default="none",
+        ),
+    ] = None,
     idle: Annotated[
         float,
         option("Seconds after which an idle stream is closed.", options.RUN, "--idle-timeout"),
@@ -157,7 +171,8 @@ def serve(
     }
     tasks = {name: run.task for name, run in models.items()}
     dtype = torch.int8 if int8 else None
-    engines = {"slots": slots, "threads": threads, "max_queue": max_queue, "idle": idle}
+    engines: dict[str, Any] = {"slots": slots, "threads": threads, "max_queue": max_queue}
+    engines |= {"idle": idle, "renew": renew, "warm_up": warm_up}
     for name, spec in specs.items():
         models[name] = _engine(spec, features=features, dtype=dtype, chunk=CHUNK, **engines)
     app = create_app(

@@ -60,7 +60,7 @@ def facts_of(run: Path) -> dict[str, Any]:
         },
         "epochs": state.epoch,
         "best epoch": state.best_epoch,
-        **{name.replace("_", " "): value for name, value in best.items() if name != "epoch"},
+        **{metric_words(name): value for name, value in best.items() if name != "epoch"},
         "test": found.test,
     }
 

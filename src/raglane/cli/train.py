@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 # The options that the help pages of train and tune list; --help-all lists all.
 _COMMON = (
     "task cell hidden_size num_layers bidirectional dropout epochs batch_size lr patience seed device label id "
-    "missing test validation format output resume overwrite config json quiet trials minutes"
+    "missing test validation format output resume overwrite dry_run config json quiet trials minutes"
 )
+# Those of demo, whose data is known.
+_OF_DEMO = "cell hidden_size num_layers bidirectional epochs seed threads output overwrite quiet"
 _GUESSED = "guessed from the labels of the data"
 
 
@@ -46,6 +48,15 @@ def train(
     output: options.Out = None,
     resume: options.Resume = False,
     overwrite: options.Overwrite = False,
+    dry_run: Annotated[
+        bool,
+        option(
+            "Read the data, build the model, run one batch, print what a training would do, and "
+            "write nothing.",
+            options.RUN,
+            "--dry-run",
+        ),
+    ] = False,
     choices: options.Choices,
     config: options.Config = None,  # noqa: ARG001
     show_config: options.ShowConfig = False,
@@ -57,99 +68,126 @@ def train(
 
     For example:
 
-    raglane train --output runs/vowels
+    raglane train names.csv --output runs/names
+
+    raglane train names.csv --dry-run
 
     raglane train names.csv --id-column row --label-column language --bidirectional
 
-    raglane train --cell indrnn --num-layers 2 --pooling attention --initial-state learned
+    raglane train gestures.ts --cell indrnn --num-layers 2 --pooling attention
 
     raglane train tagged.parquet --task tag --cell lstm --bucket --patience 5
 
     raglane train meters.csv --task forecast --time-column hour --test later.csv
 
-    raglane train --config runs/vowels/run.toml --seed 1 --output runs/again
+    raglane train --config runs/names/run.toml --seed 1 --output runs/again
 
-    raglane train --resume --output runs/vowels
+    raglane train --resume --output runs/names
     """
-    if data is None and not show_config and set(origins.values()) == {DEFAULT}:
-        fix = "pass DATA; raglane demo trains on recordings that are included"
-        raise ArgumentError("data", "nothing", "a file or a folder", fix)
+    if not (resume or show_config):
+        _need_data(data)
     source = Source(data, format, ColumnNames(**columns))
-    is_first = os.environ.get("RANK", "0") == "0"
+    is_first = _is_first()
+    if resume and (show_config or dry_run):
+        flag = "--show-config" if show_config else "--dry-run"
+        rule = "used without --resume, because run.toml has the settings of a run"
+        raise ArgumentError(flag, "it with --resume", rule, "leave one out")
     if show_config:
-        if resume:
-            rule = "used without --resume, because run.toml has the settings of a run"
-            raise ArgumentError("--show-config", "it with --resume", rule, "leave one out")
         others: dict[str, Any] = {"data": data, "format": format}
         others |= {"validation": validation, "test": test}
         others |= {"output": output, "overwrite": overwrite, "quiet": quiet}
         if is_first:
             _show_config(source, choices, others, origins)
         return
-    from raglane.runs.progress import pick_watcher
-    from raglane.runs.training import train_run
-    from raglane.training.run import follow
-
-    if not is_first and follow() is not None:
-        return
-    _check_parts(validation, test, origins)
-
-    quiet = quiet or console.is_stdout(json)
-    log = console.logger(quiet)
-    trained = train_run(
+    if is_first:
+        _check_parts(validation, test, origins)
+    _train(
         None if resume and data is None else _sources(source, validation, test),
         choices,
         columns,
         output,
+        json,
+        quiet,
         name_folder=lambda settings: (
             Path("runs") / f"{source.name}-{settings.task}-{label_of(settings.cell)}"
         ),
         resume=resume,
         overwrite=overwrite,
-        log=log,
-        watch=lambda metric: None if quiet else pick_watcher(metric),
+        dry_run=dry_run,
     )
-    _print_result(trained, quiet, log)
-    if json is not None:
-        from raglane.cli.show import facts_of
-
-        console.write_json(json, facts_of(trained.result.folder or Path()))
 
 
-@options.command
+@partial(options.command, common=_OF_DEMO)
 def demo(
     *,
     output: Annotated[Path, options.output("Folder of the run.", show_default="runs/demo")] = Path(
         "runs/demo"
     ),
     overwrite: options.Overwrite = False,
-    threads: Annotated[
-        int | None, option("CPU threads.", options.RUN, show_default="PyTorch's choice")
-    ] = None,
+    choices: options.Choices,
+    config: options.Config = None,  # noqa: ARG001
+    json: options.Json = None,
     quiet: options.Quiet = False,
 ) -> None:
     """Train a model on recordings of speakers that are included, and test it: half a minute.
+
+    The recordings are 270 of nine speakers who say two Japanese vowels; 370 others are the test
+    data. All settings of raglane train are options.
 
     For example:
 
     raglane demo
 
-    raglane demo --output runs/vowels --overwrite
+    raglane demo --cell lstm --bidirectional --output runs/vowels
     """
+    _train(None, choices, {}, output, json, quiet, overwrite=overwrite)
+
+
+def _is_first() -> bool:
+    """Return True unless this process is another rank of torchrun than the first."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _need_data(data: Path | None) -> None:
+    if data is None:
+        fix = "pass DATA; raglane demo trains on recordings that are included"
+        raise ArgumentError("data", "nothing", "a file or a folder", fix)
+
+
+def _train(
+    sources: Sources | None,
+    choices: options.Given,
+    columns: options.Given,
+    output: Path | None,
+    json: Path | None,
+    quiet: bool,
+    **more: Any,
+) -> None:
+    """Train, and print the result; the other ranks of torchrun run the job of the first."""
     from raglane.runs.progress import pick_watcher
     from raglane.runs.training import train_run
+    from raglane.training.run import follow
 
+    if not _is_first() and follow() is not None:
+        return
+    quiet = quiet or console.is_stdout(json)
     log = console.logger(quiet)
     trained = train_run(
-        None,
-        {} if threads is None else {"threads": threads},
-        {},
+        sources,
+        choices,
+        columns,
         output,
-        overwrite=overwrite,
         log=log,
         watch=lambda metric: None if quiet else pick_watcher(metric),
+        **more,
     )
+    if more.get("dry_run"):
+        return
     _print_result(trained, quiet, log)
+    if json is not None:
+        from raglane.cli.show import facts_of
+
+        console.write_json(json, facts_of(trained.result.folder or Path()))
 
 
 def _show_config(
@@ -176,7 +214,7 @@ def _sources(source: Source, *others: Path | None) -> Sources:
 
 def _check_parts(validation: Path | None, test: Path | None, origins: options.Origins) -> None:
     """Raise if a file does not exist, or two options select the validation part."""
-    from raglane.data.formats.base import open_error
+    from raglane.data.sources.files import open_error
 
     if validation is not None and origins["validation_fraction"] == "option":
         raise ArgumentError(
@@ -336,10 +374,13 @@ def tune(
     raglane tune meters.csv --task forecast --cell lstm --config search.toml
     """
     from raglane.runs.card import Parts
-    from raglane.runs.training import guessed, read_parts
+    from raglane.runs.parts import read_parts
+    from raglane.runs.training import guessed
     from raglane.runs.tuning import Search, as_table, default_space, read_space
     from raglane.training.machine import check_machine
 
+    if not show_config:
+        _need_data(data)
     _check_search(trials, minutes, choices)
     settings = settings_of(choices, data)
     source = Source(data, format, ColumnNames(**columns))

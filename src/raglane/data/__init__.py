@@ -1,17 +1,15 @@
 """From files to batches: readers, preprocessing, datasets, batch samplers and ``collate``.
 
-Reading: reading.py reads files (formats/) and objects into records.py, the content of a file.
-typed.py has the columns of a table, dates.py reads dates in them, roles/ decides which is what, and
-padding.py ends padded sequences. splitting.py splits texts into tokens. stores.py finds the
-sources of a dataset; conversion.py writes the Arrow files of shards.py.
+Reading, in rooms: sources/ makes typed columns (typed/) of files, roles/ decides which column is
+what, and assemble/ makes records of both (records.py). formats.py lists the formats, reading.py
+reads paths and objects of a program, and splitting.py splits texts into tokens.
 
-Datasets: dataset.py, over fragments.py (flat arrays of some sequences) and gathering.py (batches of
-their rows); holdout.py splits one, hashing.py identifies it, and statistics.py and lengths.py count
-it.
+Datasets: dataset.py, over the fragments of store/, which are in memory or on disk; holdout.py
+splits one.
 
-Preprocessing: preprocess.py, with encoders.py (vocabularies, scales, labels) and missing.py.
+Preparation: prepare/ has what a model keeps of its data, and the statistics of sequences.
 
-Batches: tensors.py, collate.py; order/ and tbptt.py are samplers, and epochs.py their base.
+Batches: tensors.py, collate.py; order/ has the samplers.
 
 All names except ``collate`` load their module when they are first used, because most programs read
 no files, and ``import raglane`` should take hardly longer than ``import torch``.
@@ -25,32 +23,32 @@ from typing import TYPE_CHECKING, Any
 from raglane.data.collate import collate
 
 if TYPE_CHECKING:
-    from raglane.data.conversion import convert as convert
     from raglane.data.dataset import Dataset as Dataset
     from raglane.data.formats import FORMATS as FORMATS
     from raglane.data.formats import Format as Format
     from raglane.data.holdout import split as split
-    from raglane.data.missing import observations as observations
     from raglane.data.order import BatchLimit as BatchLimit
     from raglane.data.order import BatchSampler as BatchSampler
     from raglane.data.order import EpochOrder as EpochOrder
-    from raglane.data.preprocess import Preprocessor as Preprocessor
+    from raglane.data.order.tbptt import TBPTTSampler as TBPTTSampler
+    from raglane.data.prepare.missing import observations as observations
+    from raglane.data.prepare.preprocess import Preprocessor as Preprocessor
+    from raglane.data.prepare.statistics import Statistics as Statistics
     from raglane.data.reading import japanese_vowels as japanese_vowels
     from raglane.data.reading import read as read
     from raglane.data.records import Columns as Columns
     from raglane.data.records import Feature as Feature
-    from raglane.data.statistics import Statistics as Statistics
-    from raglane.data.tbptt import TBPTTSampler as TBPTTSampler
+    from raglane.data.store.conversion import convert as convert
 
 _HOMES = {
     "BatchSampler": "order",
     "Columns": "records",
     "Dataset": "dataset",
     "EpochOrder": "order",
-    "Preprocessor": "preprocess",
-    "TBPTTSampler": "tbptt",
-    "convert": "conversion",
-    "observations": "missing",
+    "Preprocessor": "prepare.preprocess",
+    "TBPTTSampler": "order.tbptt",
+    "convert": "store.conversion",
+    "observations": "prepare.missing",
     "read": "reading",
     "split": "holdout",
 }
@@ -61,7 +59,7 @@ _OTHERS = {
     "FORMATS": "formats",
     "Feature": "records",
     "Format": "formats",
-    "Statistics": "statistics",
+    "Statistics": "prepare.statistics",
     "japanese_vowels": "reading",
 }
 

@@ -20,15 +20,15 @@ from torch.utils.data import Dataset as TorchDataset
 from raglane._utils.checks import as_tensor, check_kind, check_whole, read_index
 from raglane._utils.messages import count_of
 from raglane.data.collate import Items
-from raglane.data.encoders import between_ends, nothing_to_learn
-from raglane.data.fragments import Layout
-from raglane.data.gathering import Codes, Fragments, Gathered
-from raglane.data.hashing import sequence_hashes
-from raglane.data.missing import refuse_absent
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.encoders import between_ends, nothing_to_learn
+from raglane.data.prepare.missing import refuse_absent
+from raglane.data.prepare.preprocess import Preprocessor
+from raglane.data.prepare.statistics import Statistics
 from raglane.data.records import NO_ROLES, Columns, Feature, Records, Targets, for_task
-from raglane.data.statistics import Statistics
-from raglane.data.stores import Memory, stores_of
+from raglane.data.store.fragments import Layout
+from raglane.data.store.gathering import Codes, Fragments, Gathered
+from raglane.data.store.hashing import sequence_hashes
+from raglane.data.store.stores import Memory, stores_of
 from raglane.data.tensors import Sequences, Tensors
 from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged

@@ -25,13 +25,13 @@ from raglane._utils.checks import check_kind, check_tensor, check_unmasked
 from raglane._utils.files import as_path
 from raglane._utils.messages import argument, quote, quote_all, require
 from raglane.data import formats
+from raglane.data.assemble.arrow import Reader, label_kinds, label_split_of, read_labels
+from raglane.data.assemble.padding import without_padding
+from raglane.data.assemble.rows import read_table
 from raglane.data.dataset import Dataset
-from raglane.data.formats.arrow import Reader, label_kinds, label_split_of, read_labels
-from raglane.data.formats.base import columns_argument, unused_notes
-from raglane.data.formats.entries import read_table
-from raglane.data.padding import without_padding
 from raglane.data.records import NO_ROLES, ROLES, Columns, Records, as_float32, offsets_of
-from raglane.data.stores import table_from
+from raglane.data.sources.files import columns_argument, unused_notes
+from raglane.data.store.stores import table_from
 from raglane.errors import (
     ArgumentError,
     ArgumentTypeError,

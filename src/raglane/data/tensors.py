@@ -13,8 +13,8 @@ from torch import Tensor
 
 from raglane import segments
 from raglane.data.order.limit import pieces_of
+from raglane.data.prepare.statistics import Statistics
 from raglane.data.records import Columns
-from raglane.data.statistics import Statistics
 from raglane.ragged import Ragged
 
 

@@ -23,7 +23,15 @@ from raglane.planner import words
 from raglane.planner.calibration import Calibration
 from raglane.planner.machine import is_busy, load, processors
 from raglane.planner.model import Way, as_layer, thread_counts, ways_of
-from raglane.planner.rows import Row, compare_cells, epoch_of, largest_batch, row_of, thin_out
+from raglane.planner.rows import (
+    Ratio,
+    Row,
+    compare_cells,
+    epoch_of,
+    largest_batch,
+    row_of,
+    thin_out,
+)
 from raglane.plot.picture import Picture
 from raglane.schedules import lengths_of
 
@@ -49,7 +57,7 @@ class Plan:
             elements.
         why: the reason, as a sentence.
         others: the training time of other cells of the same width, relative to the layer, by the
-            name of the cell.
+            name of the cell: ``(median, least, most)`` of five measurements in turns.
         most_elements: the largest number of elements of a batch whose training step fits into the
             memory.
         most_bytes: the measured peak of such a step; None without ``memory``, or if the run would
@@ -58,15 +66,14 @@ class Plan:
         layer: the layer's ``repr``.
         count: the number of sequences.
         ranks: the number of processes.
-        busy: True if other programs used the processors during the measurement, so that the times
-            are too long.
+        busy: True if other programs use the processors, so that the times are too long.
     """
 
     rows: tuple[Row, ...]
     best: Row
     best_by_elements: Row
     why: str
-    others: dict[str, float]
+    others: dict[str, Ratio]
     most_elements: int
     most_bytes: int | None
     tail: str | None
@@ -110,7 +117,7 @@ class Plan:
             head += f" on one of {self.ranks} processes, which wait for the slowest: {self.best.rank_spread:.2f} times"
         notes = [f"best: {self.best}", self.why]
         if self.others:
-            ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in self.others.items())
+            ratios = ", ".join(f"{name} {ratio}" for name, ratio in self.others.items())
             notes.append(f"other cells of this width, time of training in proportion: {ratios}")
         fits = f"a training step fits into memory up to {self.most_elements:,} elements"
         if self.most_bytes is not None:
@@ -282,17 +289,15 @@ def _of_backends(ways: list[Way], backends: Sequence[str] | None) -> list[Way]:
 def _calibration(
     layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, progress: Callable[[float], object]
 ) -> tuple[Calibration, bool]:
-    """Return the cached calibration or a new one, and True if the machine was busy: then it is not
-    cached.
-    """
+    """Return the cached calibration or a new one, and True if the machine is busy."""
+    busy = is_busy(load())
     key = calibrations.key_of(layer, ways)
     cached = None if fresh else calibrations.load(key, ways)
-    if cached is not None:
-        return cached, False
-    busy = is_busy(load())
+    current = None if cached is None else calibrations.scaled_to_now(cached, layer, ways)
+    if current is not None:
+        return current, busy
     measured = calibrations.calibrate(layer, ways, progress)
-    if not busy:
-        calibrations.save(key, measured)
+    calibrations.save(key, measured)
     return measured, busy
 
 

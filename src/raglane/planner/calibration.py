@@ -41,6 +41,10 @@ _REACH = 3.0
 # repeat the first. A median of three ignores a pass that other programs disturbed, in its calls or
 # in its yardsticks.
 _LOOKS = ((0.3, 6), (0.5, 15), (0.5, 15))
+# A saved measurement is made again if the yardstick now takes less than this share of its time then.
+_DISTURBED = 0.67
+# The logarithm of a ratio of two looks at the yardstick that is noise.
+_NOISE = 0.1
 # Lengths of the batches whose memory is measured.
 _WEIGHED = ([5] * 12, [30], [40, *[4] * 7], [12] * 30)
 
@@ -87,6 +91,7 @@ def calibrate(
     """Measure a layer on a few batches in every way, for longer in those that can be the
     fastest.
     """
+    progress(0.0)
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
     memory = _weigh_all(ways, layers)
     measurements = [_Measured(way, mode) for way in ways for mode in MODES]
@@ -115,6 +120,29 @@ def calibrate(
     for measurement in measurements:
         measurement.fit_to(calibration, usual[measurement.way.threads])
     return calibration
+
+
+def scaled_to_now(
+    calibration: Calibration, layer: RecurrentLayer, ways: Sequence[Way]
+) -> Calibration | None:
+    """Return a cached calibration at the current speed of the machine, by a look at the yardstick.
+
+    None if the machine is much faster now: other programs disturbed the measurement.
+    """
+    most_threads = max(ways, key=lambda way: way.threads)
+    with at(most_threads):
+        yardstick = probe.Yardstick(cast(layer, ways[0].dtype), ways[0])
+        factor = yardstick.look() / calibration.yardstick
+    if factor < _DISTURBED:
+        return None
+    if abs(math.log(factor)) < _NOISE:
+        return calibration
+    return calibration._replace(
+        seconds={pair: factor * numbers for pair, numbers in calibration.seconds.items()},
+        spread={pair: factor * numbers for pair, numbers in calibration.spread.items()},
+        longest={pair: factor * seconds for pair, seconds in calibration.longest.items()},
+        yardstick=factor * calibration.yardstick,
+    )
 
 
 def _weigh_all(ways: Sequence[Way], layers: dict[str, RecurrentLayer]) -> dict[Way, Floats]:

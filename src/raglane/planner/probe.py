@@ -242,7 +242,7 @@ def peak_bytes(call: Callable[[], object], device: torch.device) -> int:
 CELLS = {
     "lstm": (nn.LSTM, torch.nn.LSTM),
     "gru": (nn.GRU, torch.nn.GRU),
-    "rnn_tanh": (nn.RNN, torch.nn.RNN),
+    "rnn": (nn.RNN, torch.nn.RNN),
 }
 """The cells that Raglane and torch have, with the layer of each."""
 

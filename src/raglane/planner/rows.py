@@ -4,9 +4,10 @@ measured.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from raglane import nn
 from raglane._utils.memory import available_memory
-from raglane.data.lengths import longest_and_elements
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
+from raglane.data.prepare.lengths import longest_and_elements
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Floats, Integers, Profile, Way, at, cast, ways_of
@@ -37,6 +38,8 @@ _BATCHES = 64
 _LONGEST = 30.0
 # A run is skipped if it would take a larger share of the free memory.
 _SHARE = 0.5
+# The repeats of the comparison of cells, of which each takes turns.
+_REPEATS = 5
 # Cells that are compared with the layer.
 _CELLS: tuple[Any, ...] = (
     nn.LSTM,
@@ -267,7 +270,18 @@ def _spread(seconds: Floats, weights: Floats, ranks: int) -> float:
     return float(drawn.max(1).mean() / drawn.mean())
 
 
-def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str, float]:
+class Ratio(NamedTuple):
+    """A time relative to another: the median of repeated measurements, the least and the most."""
+
+    median: float
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.least:.2f} to {self.most:.2f})"
+
+
+def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str, Ratio]:
     """Measure the training step of other cells in turns; return times relative to that of the
     layer.
     """
@@ -281,9 +295,14 @@ def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str
         other = kind(layer.input_size, layer.hidden_size, **sizes).to(device, batch.values.dtype)
         ways = ways_of(other, [batch.values.dtype], [best.threads])
         calls[kind.__name__] = _step(other.train(layer.training), batch, ways[0])
-    times = dict(zip(calls, time_in_turns(list(calls.values()), device), strict=True))
-    layer_seconds = times.pop("")
-    ratios = {name: taken / layer_seconds for name, taken in times.items()}
+    repeats = [time_in_turns(list(calls.values()), device) for _ in range(_REPEATS)]
+    # Relative to the layer in the same repeat, since the speed of shared machines varies.
+    relative = [[taken / times[0] for taken in times[1:]] for times in repeats]
+    names = list(calls)[1:]
+    ratios = {
+        name: Ratio(statistics.median(column), min(column), max(column))
+        for name, column in zip(names, zip(*relative, strict=True), strict=True)
+    }
     return dict(sorted(ratios.items(), key=lambda item: item[1]))
 
 

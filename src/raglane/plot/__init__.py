@@ -4,7 +4,7 @@
     >>> picture.axes[0].get_title(loc="left")
     '6 sequences, padded: 54 elements, 22 of them padding'
 
-Each function returns a :class:`Picture`. A notebook shows it; ``picture.save("padded.svg")`` writes
+Each function returns a picture. A notebook shows it; ``picture.save("padded.svg")`` writes
 an SVG, and a name that ends in ``.png`` a PNG; ``picture.figure`` and ``picture.axes`` are
 matplotlib's. With ``axes=`` a function draws into existing axes. ``with theme("dark"):`` draws
 light on dark.
@@ -26,10 +26,9 @@ from __future__ import annotations
 from raglane.plot.charts import histogram, waste
 from raglane.plot.elements import attention, gates, norms
 from raglane.plot.layouts import lanes, packed, padded, schedules
-from raglane.plot.picture import Picture, theme
+from raglane.plot.picture import theme
 
 __all__ = [
-    "Picture",
     "attention",
     "gates",
     "histogram",

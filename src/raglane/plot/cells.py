@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raglane._utils.drawing import PALETTE
 from raglane._utils.messages import printable, quote
-from raglane.data.lengths import round_up
+from raglane.data.prepare.lengths import round_up
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.plot.picture import SMALL, TEXT, TITLE, Box, Picture, label, look, picture_in, width_of
 from raglane.ragged import Ragged

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from raglane._utils.checks import check_whole
 from raglane._utils.drawing import BLUE, GREEN, ORANGE, VERMILION, frame
 from raglane._utils.messages import count_of, quote
-from raglane.data.lengths import batch_density, round_up
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
+from raglane.data.prepare.lengths import batch_density, round_up
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.plot.picture import SMALL, TITLE, Box, Picture, label, look, picture_in, width_of
 from raglane.schedules import lengths_of

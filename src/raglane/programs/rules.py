@@ -35,6 +35,9 @@ _BATCH_NORMS = (
     "_batch_norm_with_update",
     "_batch_norm_no_update",
 )
+_EXTENSIONS = tuple(
+    f"{kind}_pad{count}d" for kind in ("reflection", "replication") for count in (1, 2, 3)
+)
 _MOVES = tuple(
     """
     view _unsafe_view reshape t transpose permute expand unsqueeze squeeze select slice split
@@ -75,6 +78,19 @@ def _pad(
 ) -> Tensor:
     fill = int(free(np.asarray([tracer.graph.number(value)]))[0])
     return tracer.wrap(function(tracer.marks(source), amounts, fill), source.dtype)
+
+
+def _extended(tracer: Tracer, function: Any, source: Any, amounts: list[int]) -> Tensor:
+    """Pad the last dimensions with copies of columns."""
+    kind = function._schema.name.removeprefix("aten::")[:-2]
+    extend = getattr(torch.ops.aten, f"{kind}1d").default
+    marks = tracer.marks(source)
+    for pair in range(len(amounts) // 2):
+        dim = marks.dim() - 1 - pair
+        columns = torch.arange(marks.shape[dim], dtype=torch.float64, device="cpu")
+        index = extend(columns[None, None], amounts[2 * pair : 2 * pair + 2])[0, 0].long()
+        marks = marks.index_select(dim, index)
+    return tracer.wrap(marks, source.dtype)
 
 
 def _filled(value: float | None) -> Rule:
@@ -379,6 +395,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("cat", "stack"), _join),
     **dict.fromkeys(("index", "index_select", "gather", "take_along_dim"), _pick),
     "constant_pad_nd": _pad,
+    **dict.fromkeys(_EXTENSIONS, _extended),
     **dict.fromkeys(("zeros_like", "new_zeros", "zero"), _filled(0.0)),
     **dict.fromkeys(("ones_like", "new_ones"), _filled(1.0)),
     **dict.fromkeys(("full_like", "new_full", "fill"), _filled(None)),

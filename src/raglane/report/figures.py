@@ -23,7 +23,7 @@ from raglane._utils.drawing import (
     png,
     svg,
 )
-from raglane._utils.messages import printable, shorten
+from raglane._utils.messages import metric_words, printable, shorten
 from raglane._utils.table import Table
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ _MOST = 40
 _COLORED = 6
 # The ratio of the largest to the smallest value above which an axis is logarithmic.
 _WIDE = 20
-_SCORES = ("recall", "precision", "F1")
+_SCORES = ("recall", "precision", "f1")
 # The width of a picture of a page in inches, which is that of a phone.
 _WIDTH = 4.4
 # Its size of text in points.
@@ -56,7 +56,7 @@ def curves(
     for index, name in enumerate(("loss", metric)):
         axes = figure.add_subplot(1, 2, index + 1)
         _draw_curve(axes, history, name, best_epoch)
-        axes.set_title(name.replace("_", " "), fontsize=11)
+        axes.set_title(metric_words(name), fontsize=11)
     return png(figure)
 
 
@@ -64,7 +64,7 @@ def curve_svg(history: Sequence[dict[str, float]], name: str, best_epoch: int) -
     """Draw the loss or a metric over the epochs."""
     figure, axes = _panel(2.9)
     _draw_curve(axes, history, name, best_epoch, DARK)
-    axes.set_ylabel(name.replace("_", " "))
+    axes.set_ylabel(metric_words(name))
     return svg(figure)
 
 
@@ -128,7 +128,7 @@ def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> T
         (name, *(count or "." for count in counts), *(row[score] for score in _SCORES))
         for name, counts, row in zip(names, matrix, class_rows(matrix, labels), strict=True)
     ]
-    return Table("Confusion", ["true \\ predicted", *names, *_SCORES], rows)
+    return Table("Confusion", ["true \\ predicted", *names, *map(metric_words, _SCORES)], rows)
 
 
 def class_rows(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> list[dict[str, Any]]:

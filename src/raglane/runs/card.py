@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -12,17 +11,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raglane._utils.files import write_files
-from raglane._utils.messages import argument, count_of, metric_words, shorten
+from raglane._utils.messages import count_of, metric_words, shorten
 from raglane._utils.table import Table, escaped
 from raglane.data.dataset import Dataset
-from raglane.data.lengths import Distribution, summary
+from raglane.data.prepare.lengths import Distribution, summary
 from raglane.data.splitting import join_tokens
 from raglane.errors import DataError
 from raglane.planner import machine
 from raglane.planner.words import seconds_in_words
 from raglane.report.figures import class_rows, curve_svg, lengths_svg, points, rows_svg
 from raglane.report.page import Block, Command, Matrix, Page, Part, picture
-from raglane.runs.configuration import entries
+from raglane.runs.advice import advise
+from raglane.runs.configuration import entries, words_of
 from raglane.runs.sources import DEFAULT_DATA
 from raglane.training.checkpoint import SavedModel, describe, load_model
 from raglane.training.folder import CARD, REPORT, SKIPPED
@@ -66,6 +66,11 @@ class Parts(NamedTuple):
         return DEFAULT_DATA if self.where is None else Path(self.where).name
 
     @property
+    def is_default(self) -> bool:
+        """True for the data of raglane demo."""
+        return self.where is None and not self.in_memory
+
+    @property
     def known(self) -> dict[str, Dataset]:
         """The existing parts, by name."""
         parts = {"training": self.training, "validation": self.validation, "test": self.test}
@@ -98,42 +103,12 @@ def write_card(
     it.
     """
     measured, notes = _measure(folder, settings, result, parts)
-    advice = advise(settings, result, measured.evaluation, measured.on)
+    advice = advise(settings, result, measured.evaluation, measured.on, parts.training)
     card = make_card(
         folder, settings, parts, measured, notes if advice is None else [*notes, f"{advice}."]
     )
     write_files({folder / CARD: card.markdown().encode(), folder / REPORT: card.html()})
     return advice
-
-
-def advise(
-    settings: Settings, result: TrainingResult, evaluation: Evaluation | None, on: str
-) -> str | None:
-    """Return a line on a model that is not better than a simple rule, or was still improving, and
-    what to try.
-    """
-    state = result.state
-    advice = []
-    if evaluation is not None and (rule := evaluation.better_rule()) is not None:
-        advice.append(f"the model is not better than a simple rule on the {on} part ({rule})")
-    is_last = (
-        "validation_loss" in state.history[-1]
-        and 1 < state.epoch == state.best_epoch == settings.epochs
-    )
-    if is_last:
-        advice.append("the last epoch was the best")
-    if not advice:
-        return None
-    if season := re.search(r"season (\d+) ", advice[0]):
-        return f"{' and '.join(advice)}: try differences to the element {season[1]} steps before as the data"
-    longer = argument("epochs", 2 * state.epoch)
-    other = argument("lr", float(f"{settings.lr / 3:.1g}"))
-    tries = (
-        [longer, argument("hidden_size", 2 * settings.hidden_size)]
-        if is_last
-        else [argument("dropout", 0.3), other]
-    )
-    return f"{' and '.join(advice)}: try {' or '.join(tries)}"
 
 
 def _measure(
@@ -298,9 +273,9 @@ class _Measured(NamedTuple):
                 "loss",
                 f"Loss by length; the largest is {worst['loss']:.3f}, at {worst['lengths']} steps.",
             ),
-            (metric, f"{metric.replace('_', ' ')} by length."),
+            (metric, f"{metric_words(metric)} by length."),
         ):
-            svg = rows_svg(names, [row[name] for row in rows], name.replace("_", " "))
+            svg = rows_svg(names, [row[name] for row in rows], metric_words(name))
             drawn.append(
                 picture(svg, f"b{len(drawn)}", words, "" if drawn else "By the number of steps.")
             )
@@ -366,7 +341,7 @@ def make_card(
         "By length": measured.by_length(),
         "Hardest sequences": measured.hardest(pick_device(settings.device)),
         "Curves": measured.curves(),
-        "How to use it": _use(folder, settings),
+        "How to use it": _use(folder, settings, parts.is_default),
         "Data": [*_lengths(parts), _data(parts, saved), *_labels(parts)],
         "Model": [_model(saved, weights)],
         "Time and versions": [_time(measured.result, seconds, versions)],
@@ -505,16 +480,19 @@ def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -
     )
 
 
-def _use(folder: Path, settings: Settings) -> list[Block]:
+def _use(folder: Path, settings: Settings, is_demo: bool) -> list[Block]:
     """Return commands and Python code that use the model."""
     run = shlex.quote(str(folder))
     is_language = settings.task == "language"
+    again = f"raglane train --config {shlex.quote(str(folder / 'run.toml'))} --output FOLDER"
+    if is_demo:
+        again = shlex.join(["raglane", "demo", *words_of(settings), "--output", "FOLDER"])
     shell = (
         f"raglane sample {run}"
         if is_language
         else f"raglane predict {run} DATA -o predictions.parquet",
         f"raglane evaluate {run} DATA",
-        f"raglane train --config {shlex.quote(str(folder / 'run.toml'))} --output FOLDER",
+        again,
     )
     answer = "bits" if is_language else "prediction"
     python = (

@@ -56,8 +56,7 @@ def read_run(folder: Path) -> RunSummary:
         test = read_json(path)
         with reading(path):
             test = {"data": os.path.normpath(test["data"])} | {
-                # Earlier versions wrote micro_F1 and macro_F1.
-                name.replace("_F1", "_f1"): float(value)
+                name.lower(): float(value)  # earlier versions wrote macro_F1 and MAE
                 for name, value in test.items()
                 if isinstance(value, float | int) and name not in ("sequences", "count")
             }

@@ -18,7 +18,7 @@ from raglane.training.settings import Settings
 _PANELS = (DATA, MODEL, TRAINING, RUN)
 # The sources of data, with the meaning of an omitted one.
 _UNSET = {
-    "data": f"{DEFAULT_DATA}, the embedded default",
+    "data": f"a file or a folder; {DEFAULT_DATA} of raglane demo",
     "format": "by suffix",
     "validation": "held out",
     "test": "none",
@@ -26,6 +26,7 @@ _UNSET = {
 _REPEATS = (
     "# The options of this run; to repeat it: raglane train --config run.toml --output FOLDER"
 )
+_OF_DEMO = "# The options of this run of raglane demo; for other data: raglane train DATA --config run.toml"
 # The column of comments after short lines.
 _COMMENT = 34
 
@@ -58,6 +59,24 @@ def entries(chosen: Any, comments: Mapping[str, str] | None = None) -> list[Entr
         )
         for name, option in options(chosen).items()
     ]
+
+
+def words_of(chosen: Any, always: str = "") -> list[str]:
+    """Return the flags and values of the options that differ from their defaults."""
+    words: list[str] = []
+    option_of = options(chosen)
+    for field in dataclasses.fields(chosen):
+        value = getattr(chosen, field.name)
+        is_default = value == field.default and field.name != always
+        if field.name not in option_of or value is None or is_default:
+            continue
+        flag = flag_of(type(chosen), field.name)
+        if value is True:
+            words.append(flag)
+        else:
+            for entry in value if isinstance(value, list | tuple) else [value]:
+                words += [flag, str(entry)]
+    return words
 
 
 def other_entries(values: Mapping[str, Any], comments: Mapping[str, str], out: str) -> list[Entry]:
@@ -95,7 +114,8 @@ def run_config(settings: Settings, data: Mapping[str, Any]) -> bytes:
         _path_entry("test", saved["test"]),
     ]
     listed = [*paths, *entries(ColumnNames(**columns)), *entries(settings)]
-    return (as_toml(listed, _REPEATS) + "\n").encode()
+    is_demo = bool(data) and saved["path"] is None
+    return (as_toml(listed, _OF_DEMO if is_demo else _REPEATS) + "\n").encode()
 
 
 def _path_entry(key: str, path: str | None) -> Entry:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane._utils.files import check_new_file, check_suffix, write_files
-from raglane.data.encoders import END, UNKNOWN
-from raglane.data.missing import BLOCKS
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.encoders import END, UNKNOWN
+from raglane.data.prepare.missing import BLOCKS
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ExportError
 from raglane.export.signature import Layout
@@ -137,7 +137,7 @@ class _Scale(nn.Module):
 
 
 def _filled(values: Tensor, offsets: Tensor, missing: str, gaps: Tensor | None) -> Tensor:
-    """Fill missing values as :func:`raglane.data.missing.fill_missing`, with operators that ONNX
+    """Fill missing values as :func:`raglane.data.prepare.missing.fill_missing`, with operators that ONNX
     has.
     """
     absent = ~values.isfinite()

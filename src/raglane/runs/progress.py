@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.messages import quote, require, shorten
-from raglane.data.conversion import Progress
+from raglane.data.store.conversion import Progress
 from raglane.errors import ArgumentError, MissingExtraError
 from raglane.training.folder import LOGS
 from raglane.training.settings import Settings
@@ -42,13 +42,18 @@ def epoch_line(row: dict[str, float], epochs: int) -> str:
     return "  ".join([*parts, f"{row['elements_per_second']:,.0f} elements/s"])
 
 
-# Seconds between the lines of a long epoch.
+# Seconds between the lines of a long epoch, or of short ones that do not improve.
 _LINE_EVERY = 30.0
+# Up to this number each epoch has a line.
+_MOST_LINES = 20
+# In longer trainings each tenth epoch has one, also without improvement.
+_EVERY = 10
 
 
 class LineWatcher(Callback):
-    """Prints one line per epoch, and within a long one a line every 30 seconds, for logs and
-    pipes.
+    """Prints epochs as lines, for logs and pipes, and a line every 30 seconds within a long one.
+
+    Of more than 20 epochs those that improve have a line, each tenth, and the last.
     """
 
     def started(self, state: TrainingState, epochs: int, batches: int) -> None:  # noqa: ARG002, D102
@@ -65,6 +70,11 @@ class LineWatcher(Callback):
         print(f"{done}  {totals.speed:,.0f} elements/s", flush=True)
 
     def epoch_done(self, row: dict[str, float], is_best: bool) -> None:  # noqa: D102
+        epoch = int(row["epoch"])
+        is_listed = self._epochs <= _MOST_LINES or epoch % _EVERY == 0 or epoch == self._epochs
+        is_old = time.monotonic() - self._printed >= _LINE_EVERY
+        if not (is_best or is_listed or is_old):
+            return
         self._printed = time.monotonic()
         print(epoch_line(row, self._epochs) + ("  best" if is_best else ""), flush=True)
 
@@ -146,6 +156,32 @@ def progress_bar(quiet: bool) -> Iterator[Progress]:
                 bar.update(task, total=1.0, completed=share)
 
         yield Shown()
+
+
+class AnnouncedProgress(Progress):
+    """Progress that prints a line when the work of a stage begins, if there is any.
+
+    Args:
+        inner: what shows the progress.
+        name: the stage.
+        announce: called once, before the first share of the stage.
+    """
+
+    def __init__(self, inner: Progress, name: str, announce: Callable[[], object]) -> None:
+        self.inner = inner
+        self.name = name
+        self.announce: Callable[[], object] | None = announce
+        self.current = ""
+
+    def stage(self, name: str) -> None:  # noqa: D102
+        self.current = name
+        self.inner.stage(name)
+
+    def done(self, share: float) -> None:  # noqa: D102
+        if self.current == self.name and self.announce is not None:
+            self.announce()
+            self.announce = None
+        self.inner.done(share)
 
 
 def check_logger(name: str | None) -> None:

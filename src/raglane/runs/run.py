@@ -15,7 +15,7 @@ import torch
 from raglane._utils.files import as_path, check_writable, write_folder
 from raglane._utils.messages import count_of, quote, quote_all
 from raglane.data.dataset import Dataset
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import ArgumentError, DataError
 from raglane.runs.options import ColumnOptions
 from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed
@@ -170,7 +170,7 @@ class Run:
         probabilities: bool = False,
         top: int = 1,
         horizon: int = 1,
-        beam: int | None = None,
+        beam_size: int | None = None,
         n_best: int = 1,
         batch_size: int = 256,
         device: str = "auto",
@@ -185,7 +185,7 @@ class Run:
             probabilities: add one column per class.
             top: above 1, add the ``top`` most likely classes and their probabilities, as lists.
             horizon: the number of elements to forecast, only for the task ``forecast``.
-            beam: the number of hypotheses of a beam search, at most 1,000, only for the task
+            beam_size: the number of hypotheses of a beam search, at most 1,000, only for the task
                 ``transcribe``; None is a greedy search, or with ``n_best`` a beam of at least 16.
             n_best: above 1, add this many of the best hypotheses and their scores, as lists (task
                 ``transcribe``).
@@ -213,7 +213,7 @@ class Run:
             probabilities=probabilities,
             top=top,
             horizon=horizon,
-            beam=beam,
+            beam_size=beam_size,
             n_best=n_best,
             device=where,
         )
@@ -226,7 +226,7 @@ class Run:
         length: int = 200,
         temperature: float = 1.0,
         seed: int = 0,
-        beam: int | None = None,
+        beam_size: int | None = None,
         device: str = "auto",
     ) -> list[str]:
         """Return texts of a language model, as ``raglane sample`` does.
@@ -237,7 +237,7 @@ class Run:
             length: the largest number of tokens after the prompt.
             temperature: logits are divided by it; 0 chooses the likeliest token.
             seed: the same seed gives the same texts.
-            beam: the number of hypotheses of a beam search for the likeliest texts, which draws
+            beam_size: the number of hypotheses of a beam search for the likeliest texts, which draws
                 nothing; None draws.
             device: as for :meth:`predict`.
 
@@ -247,7 +247,7 @@ class Run:
         where = inference.pick_device(device)
         options: dict[str, Any] = {"count": count, "length": length, "temperature": temperature}
         return inference.sample(
-            self._on(where), prompt=prompt, seed=seed, beam=beam, device=where, **options
+            self._on(where), prompt=prompt, seed=seed, beam_size=beam_size, device=where, **options
         )
 
     def predictor(self, **options: Any) -> TablePredictor:
@@ -272,7 +272,7 @@ class Run:
         top: int = 1,
         horizon: int = 1,
         backtests: int = 1,
-        beam: int | None = None,
+        beam_size: int | None = None,
         batch_size: int = 256,
         device: str = "auto",
         format: str | None = None,
@@ -289,7 +289,7 @@ class Run:
                 ``forecast``).
             backtests: the number of such forecasts of each sequence; each begins ``horizon`` elements
                 before the next.
-            beam: as for :meth:`predict`.
+            beam_size: as for :meth:`predict`.
             batch_size: sequences per batch.
             device: as for :meth:`predict`.
             format: as for :meth:`predict`.
@@ -305,7 +305,9 @@ class Run:
             self.test_part() if data is None else self.read(data, labels, format=format, **columns)
         )
         more = {"batch_size": batch_size, "top": top, "horizon": horizon, "backtests": backtests}
-        return inference.evaluate(self._on(where), records, device=where, beam=beam, **more)
+        return inference.evaluate(
+            self._on(where), records, device=where, beam_size=beam_size, **more
+        )
 
     def read(
         self,

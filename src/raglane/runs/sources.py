@@ -240,7 +240,7 @@ class Source:
     @property
     def _converted(self) -> Path | None:
         """The path, if it is a folder that ``raglane convert`` wrote; else None."""
-        from raglane.data.formats.ipc import is_converted
+        from raglane.data.sources.ipc import is_converted
 
         return (
             self.path
@@ -279,7 +279,7 @@ class Source:
         folder.
         """
         if self._converted is not None:
-            from raglane.data.formats.ipc import described
+            from raglane.data.sources.ipc import described
 
             task = str(described(self._converted).get("task", "classify"))
             return self.open(task), task

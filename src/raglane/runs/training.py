@@ -2,36 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from itertools import chain, pairwise
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
 
 from raglane._utils.files import write_file
 from raglane._utils.messages import argument, count_of, quote
 from raglane.data.dataset import Dataset
-from raglane.data.holdout import end_held_out, held_out
-from raglane.data.records import note_empty, note_single
 from raglane.errors import ArgumentError, DataError, DivergedError
 from raglane.report.figures import curves
-from raglane.runs.card import Parts, about, advise, write_card
+from raglane.runs.advice import advise
+from raglane.runs.card import Parts, about, write_card
 from raglane.runs.configuration import run_config
+from raglane.runs.dry_run import try_run
+from raglane.runs.parts import Log, read_parts
 from raglane.runs.progress import LoggingWatcher, check_logger
 from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
 from raglane.training.checkpoint import read_model
-from raglane.training.folder import DESCRIPTION, IS_BACK, LAST, claimed, find, to_resume
+from raglane.training.folder import (
+    DESCRIPTION,
+    IS_BACK,
+    LAST,
+    claimed,
+    find,
+    to_resume,
+)
 from raglane.training.inference import evaluate, pick_device, steps_ahead
 from raglane.training.job import RunDescription, TrainingResult, load_description, refuse_diverged
 from raglane.training.machine import plan_batches
 from raglane.training.own_cell import check_named, is_own
 from raglane.training.run import check_settings, run_job
 from raglane.training.settings import Settings, left_to_plan, without_task
-from raglane.training.state import load_state
+from raglane.training.state import TrainingState, load_state
 from raglane.training.tasks import CLASSES, settle
 
 # The settings that may change when a run is resumed; they do not affect finished epochs.
@@ -49,8 +54,6 @@ _CHANGEABLE = (
 
 # The least number of sequences whose labels are doubted as classes.
 _FEW = 10
-
-Log = Callable[[str], None]
 
 
 class Trained(NamedTuple):
@@ -72,6 +75,7 @@ def train_run(
     name_folder: Callable[[Settings], Path] | None = None,
     resume: bool = False,
     overwrite: bool = False,
+    dry_run: bool = False,
     log: Log,
     watch: Callable[[str], Any],
 ) -> Trained:
@@ -79,7 +83,8 @@ def train_run(
     own data.
 
     ``chosen`` may leave the size of batches to the planner, and the task to the labels. If ``out``
-    is None, ``name_folder`` returns the folder; without it the model is kept in memory.
+    is None, ``name_folder`` returns the folder; without it the model is kept in memory. A dry run
+    ends after one batch, and writes nothing.
     """
     chosen, plans = left_to_plan(chosen)
     before = None
@@ -98,13 +103,14 @@ def train_run(
             records = sources.training.open(settings.task)
         else:
             sources = sources or Sources(Source(None, None, ColumnNames(**columns)))
+            claim = partial(claimed, overwrite=overwrite, dry_run=dry_run)
             if out is not None:
-                stack.enter_context(claimed(out, overwrite=overwrite))
+                stack.enter_context(claim(out))
             sources = sources.with_parsed({})
             settings, records = _opened(sources.training, chosen, log)
             if out is None and name_folder is not None:
                 out = name_folder(settings)
-                stack.enter_context(claimed(out, overwrite=overwrite))
+                stack.enter_context(claim(out))
         sources, records, note = sources.by_characters(records, settings.task)
         # Its columns would stay in memory during the training.
         sources = sources.with_parsed(None)
@@ -120,6 +126,10 @@ def train_run(
         data = {} if sources.training.held is not None else asdict(SavedSource.of(*sources))
         data = data or ({} if before is None else dict(before.data))
         parts = Parts(training, validation, test, data.get("path"), in_memory=not data)
+        if dry_run:
+            try_run(settings, parts, out, log)
+            nothing = TrainingResult(None, settings.terms.metric, TrainingState())
+            return Trained(nothing, settings, parts, sources, None)
         watcher = watch(settings.terms.metric)
         if settings.logger is not None and out is not None:
             watcher = LoggingWatcher(settings, out, watcher)
@@ -192,7 +202,7 @@ def _watched(
     validation = parts.validation
     device = pick_device(settings.device)
     evaluation = evaluate(saved, validation, device=device, horizon=steps_ahead(saved, validation))
-    return result, advise(settings, result, evaluation, "validation")
+    return result, advise(settings, result, evaluation, "validation", parts.training)
 
 
 def close_run(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> str | None:
@@ -305,171 +315,6 @@ def _changes_of(
             refused, got, rule, f"leave {argument(refused)} out, or start a new run"
         )
     return changes
-
-
-def read_parts(
-    sources: Sources, records: Dataset, settings: Settings, log: Log
-) -> tuple[Dataset, Dataset | None, Dataset | None]:
-    """Return the training, validation and test parts; all are read before training, to report
-    errors early.
-    """
-    if (single := note_single(records.element_counts, records.is_tokens)) is not None:
-        log(single)
-    given_validation = (
-        None if sources.validation is None else _read(sources.validation, settings, log)
-    )
-    where = "" if sources.validation is None else sources.validation.where
-    training, validation, notes = _divide(
-        records, given_validation, settings, sources.training.where, where
-    )
-    for note in notes:
-        log(note)
-    test = None if sources.test is None else _read(sources.test, settings, log)
-    for name, source, dataset in (
-        ("validation", sources.validation, given_validation),
-        ("test", sources.test, test),
-    ):
-        if source is not None and dataset is not None and (count := _repeated(records, dataset)):
-            of = f"{count_of(len(dataset), 'sequence')} of {source.where}"
-            log(f"{name}: {count:,} of {of} are also in the training data")
-    if test is None and sources.training.is_default:
-        test = sources.training.read(settings.task, role="test")
-    return training, validation, test
-
-
-def _repeated(training: Dataset, other: Dataset) -> int:
-    """Return the number of sequences of a part with the elements of one for training; 0 if not in
-    memory.
-    """
-    if not training.is_in_memory or not other.is_in_memory:
-        return 0
-
-    def hashes(data: Dataset) -> Iterator[int]:
-        cut = (
-            data.records.values[start:end]
-            for start, end in pairwise(data.offsets.tolist())
-            if end > start
-        )
-        return (hash(tuple(elements) if data.is_tokens else elements.tobytes()) for elements in cut)
-
-    seen = set(hashes(training))
-    return sum(elements in seen for elements in hashes(other))
-
-
-def _read(source: Source, settings: Settings, log: Log) -> Dataset:
-    records = source.read(settings.task)
-    if settings.task == "classify" and (note := note_empty(records.records)):
-        log(f"{source.where}: {note}")
-    return records
-
-
-def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Split off a validation part. Sequences with labels or tags unseen in training return to the
-    training part.
-
-    The labels of sequences that are not in memory are not compared. Of the only sequence of a
-    forecast, the end is held out.
-    """
-    if data.columns.task == "forecast" and len(data) == 1 and data.is_in_memory:
-        return end_held_out(data, fraction)
-    mask = held_out(data, fraction, seed)
-    remaining = data.subset(~mask)
-    apart = data.subset(mask)
-    if not data.is_in_memory:
-        return remaining, apart
-    rows = np.flatnonzero(mask)
-    if apart.labels is not None and remaining.labels is not None:
-        rows = rows[_known(apart.labels, remaining.labels)]
-    elif apart.tags is not None and remaining.tags is not None:
-        rows = rows[
-            _all_elements(_known(apart.tags.tolist(), remaining.tags.tolist()), apart.offsets)
-        ]
-    elif (
-        apart.targets is not None
-        and remaining.targets is not None
-        and remaining.targets.kind == "set"
-    ):
-        seen = set(chain.from_iterable(remaining.targets.values))
-        is_known = np.array(
-            [seen.issuperset(labels) for labels in apart.targets.values], dtype=np.bool_
-        )
-        rows = rows[
-            _all_elements(is_known, apart.offsets) if apart.targets.per_element else is_known
-        ]
-    if len(rows) == len(apart):
-        return remaining, apart
-    mask[:] = False
-    mask[rows] = True
-    return data.subset(~mask), data.subset(mask)
-
-
-def _all_elements(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return for each sequence whether all its elements are True."""
-    broken = np.add.accumulate(np.concatenate([[0], ~holds]))
-    return broken[offsets[1:]] == broken[offsets[:-1]]
-
-
-def _known(words: Iterable[str], others: Iterable[str]) -> NDArray[np.bool_]:
-    """Return for each word whether it is among others; NumPy's arrays of strings would have the
-    longest width.
-    """
-    vocabulary = set(others)
-    return np.array([word in vocabulary for word in words], dtype=np.bool_)
-
-
-def _divide(
-    data: Dataset, validation: Dataset | None, settings: Settings, where: str, validation_from: str
-) -> tuple[Dataset, Dataset | None, tuple[str, ...]]:
-    """Return the training and the validation part, and a line on each."""
-    training = data
-    rule = "none; the training loss decides which epoch is best"
-    if validation is not None:
-        rule = f"{count_of(len(validation), 'sequence')} of {validation_from}"
-    elif settings.validation_fraction > 0:
-        training, validation, rule = _held_out(data, settings)
-    # NumPy adds up 10**9 numbers of 32 bits in half a second, torch in eighteen.
-    elements = int(training.element_counts.sum(dtype=np.int64))
-    how = "" if data.is_in_memory else "batch by batch "
-    sequences = count_of(len(training), "sequence")
-    line = f"training: {sequences}, {elements:,} {_elements_in_words(training)}, {how}from {where}"
-    return training, validation, (line, f"validation: {rule}")
-
-
-def _held_out(data: Dataset, settings: Settings) -> tuple[Dataset, Dataset | None, str]:
-    """Return the training and the validation part, and the rule of the split in words."""
-    if settings.missing == "raise":
-        # Before the split, so that the message counts in all sequences.
-        data.refuse_missing()
-    training, validation = hold_out(data, settings.validation_fraction, settings.seed)
-    if len(validation) == 0:
-        return training, None, "none: each sequence held out has a label or a tag that no other has"
-    percent = f"{100 * settings.validation_fraction:g} %"
-    is_stratified = data.has_labels and settings.task == "classify"
-    how = "stratified by label, " if is_stratified else ""
-    rule = (
-        f"{count_of(len(validation), 'sequence')}, {percent} of the training sequences, "
-        f"{how}seed {settings.seed}"
-    )
-    if is_stratified:
-        classes = training.label_counts().keys()
-        absent = classes - validation.label_counts().keys()
-        rule += f", without {len(absent)} of {len(classes)} classes" if absent else ""
-    if len(training) == len(validation) == len(data):
-        rule = f"the end of the sequence, {percent} of its elements"
-    if not data.is_in_memory:
-        rule += "; vocabulary and scale were counted of all, these too"
-    return training, validation, rule
-
-
-def _elements_in_words(training: Dataset) -> str:
-    """Return the kind of the elements, with channels and further features of data in memory."""
-    words = "tokens" if training.is_tokens else "elements"
-    if not training.is_in_memory:
-        return words
-    if not training.is_tokens:
-        words += f" of {count_of(len(training.channels), 'channel')}"
-    features = ", ".join(f"{feature.name} ({feature.kind})" for feature in training.features)
-    return f"{words} and {features}" if features else words
 
 
 def _planned(settings: Settings, training: Dataset, what: str) -> tuple[Settings, str]:

@@ -1,8 +1,9 @@
 """Live streams: one engine holds a model and the states of thousands of streams.
 
-prepare.py and stages.py turn a model into stages, frames.py a stored run; queues.py holds the
-frames and results of streams, states.py their states, engine.py steps them, and streams.py is their
-interface, also for asyncio.
+prepare.py and stages.py turn a model into stages, stateful.py a model with its state as an argument
+into a cell, frames.py a stored run; queues.py holds the frames and results of streams, states.py
+their states, engine.py steps them, renewal.py has the streams without an end, and streams.py is
+their interface, also for asyncio.
 
 app.py is a server of engines over HTTP. rounds.py steps an engine in its event loop;
 conversations.py and gateways.py talk with clients over a WebSocket, which wire.py carries for
@@ -18,6 +19,5 @@ from raglane.serve.client import AsyncClient, Client
 from raglane.serve.engine import Engine
 from raglane.serve.events import Events
 from raglane.serve.on_ray import deployment
-from raglane.serve.streams import Stream
 
-__all__ = ["AsyncClient", "Client", "Engine", "Events", "Stream", "deployment"]
+__all__ = ["AsyncClient", "Client", "Engine", "Events", "deployment"]

@@ -55,6 +55,7 @@ _LONGEST_TOKEN = 4096  # characters
 CHUNK = 32  # frames of a stream in a step, which must not occupy the event loop for long
 _SWITCH = 0.0005  # seconds between switches of threads
 _CARE = 0.25  # seconds between searches for idle streams
+_FACTS = ("works", "streams", "slots", "lag_seconds", "longest")  # of an engine, in /health
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}  # of errors
 
 
@@ -71,7 +72,7 @@ class PredictRequest(BaseModel):
     probabilities: bool = False
     top: int = 1
     horizon: int = Field(1, le=10_000)  # one request must not occupy the model for minutes
-    beam: int | None = None
+    beam_size: int | None = None
     n_best: int = 1
 
 
@@ -227,6 +228,7 @@ class Server:
         self._hosts = hosts
         self.sequences = Sequences(clients)
         self.conversations = {"/stream": One, "/streams": Many}
+        self.pages: dict[str, bytes] = {}  # by their paths, from the start on
         self.sockets: set[Any] = set()  # of the server of ``raglane serve``
         registry = self.registry = prometheus_client.CollectorRegistry()
         registry.register(_EngineStatistics(self))
@@ -281,7 +283,7 @@ class Server:
     def engines(self) -> dict[str, dict[str, Any]]:
         """Return the statistics of the engines, by the names of their models."""
         return {
-            name: {**served.engine.stats(), "lag_seconds": served.rounds.lag}
+            name: served.rounds.statistics()
             for name, served in self.served.items()
             if served.engine is not None
         }
@@ -338,6 +340,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     sys.setswitchinterval(_SWITCH)
     for model in served:
         model.start()
+    # The pages are made once: the first one takes 20 ms, in which no stream would be answered.
+    server.pages = _pages(app)
     # What exists now stays: a full collection would visit it, and stop all streams meanwhile.
     gc.collect()
     gc.freeze()
@@ -352,7 +356,20 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         sys.setswitchinterval(before)
 
 
-def _server(connection: HTTPConnection) -> Server:
+def _pages(app: FastAPI) -> dict[str, bytes]:
+    """Return the pages by their paths."""
+    server = app.state.server
+    models = [served.for_page() for served in server.served.values()]
+    schema = app.openapi()
+    schemas = schema["components"]["schemas"]
+    return {
+        "/": render("serve/page.html", models=models, needs_token=server.token is not None),
+        "/docs": render("serve/routes.html", paths=schema["paths"], schemas=schemas),
+    }
+
+
+async def _server(connection: HTTPConnection) -> Server:
+    # Not a plain function, which would be called in another thread.
     return connection.app.state.server
 
 
@@ -365,7 +382,7 @@ async def predict(body: PredictRequest, server: _Server) -> Response:
     """Predict whole sequences; requests that arrive together run in one batch."""
     served = server.named(body.model)
     options = body.model_dump(
-        include={"probabilities", "top", "horizon", "beam", "n_best"}, exclude_defaults=True
+        include={"probabilities", "top", "horizon", "beam_size", "n_best"}, exclude_defaults=True
     )
     if (body.table is None) == (body.sequences is None):
         raise ArgumentError("sequences", "none or both", "given, or a table", "pass one of them")
@@ -415,18 +432,13 @@ async def infer(
 @_routes.get("/", response_class=HTMLResponse, include_in_schema=False)
 async def page(server: _Server) -> Response:
     """Return the page with a form and a live plot."""
-    models = [served.for_page() for served in server.served.values()]
-    return HTMLResponse(
-        render("serve/page.html", models=models, needs_token=server.token is not None)
-    )
+    return HTMLResponse(server.pages["/"])
 
 
 @_routes.get("/docs", response_class=HTMLResponse, include_in_schema=False)
-async def routes(connection: HTTPConnection) -> Response:
+async def routes(server: _Server) -> Response:
     """Return the page of the routes."""
-    schema = connection.app.openapi()
-    schemas = schema["components"]["schemas"]
-    return HTMLResponse(render("serve/routes.html", paths=schema["paths"], schemas=schemas))
+    return HTMLResponse(server.pages["/docs"])
 
 
 @_routes.get("/health")
@@ -441,7 +453,7 @@ async def health(server: _Server) -> Response:
             "live": name in engines,
             **({"reason": served.reason} if served.reason else {}),
         }
-        models[name] |= {key: engines[name][key] for key in ("works", "streams") if name in engines}
+        models[name] |= {key: engines[name][key] for key in _FACTS if name in engines}
     status = server.status()
     return _json({"status": status, "models": models}, 200 if status == "ok" else 503)
 

@@ -33,6 +33,9 @@ from raglane.serve.served import Served, to_json
 
 log = logging.getLogger("raglane.serve")
 
+CLOSING = "the server is closing"
+"""The reason of a close with the code 1001."""
+
 _PCM = 32768.0  # the amplitude 1 in int16
 _MOST_TODO = 64  # messages of a stream that wait for results of earlier ones
 _ONE = ("frames", "reset", "state", "end")  # the messages in JSON of one stream
@@ -134,6 +137,15 @@ class Conversation:
         self._send({"error": text, **self._dropped(self._lanes())})
         self._close(code_of(error), text)
 
+    def stop(self) -> None:
+        """End the conversation, because the server closes before all frames are answered."""
+        if self._is_ended:
+            return
+        dropped = self._dropped(self._lanes())
+        if dropped:
+            self._send({"error": CLOSING, **dropped})
+        self._close(1001, CLOSING)
+
     def expired(self, lane: Lane) -> None:
         """End a lane that was idle."""
         raise NotImplementedError
@@ -181,7 +193,12 @@ class Conversation:
 
     def _dropped(self, lanes: Iterable[Lane]) -> dict[str, int]:
         """Return the number of accepted frames that will have no results, unless it is 0."""
-        count = sum(lane.at - lane.answered for lane in lanes)
+        count = sum(
+            lane.at
+            - lane.answered
+            + sum(rows.shape[0] for rows in lane.todo if not isinstance(rows, tuple))
+            for lane in lanes
+        )
         return {"dropped": count} if count else {}
 
     def _rows(self, lane: Lane, content: Any) -> Any:
@@ -321,7 +338,7 @@ class One(Conversation):
             except ClosedError as error:
                 self.fail(error)
                 return
-            self._close(1001, "the server is closing")
+            self._close(1001, CLOSING)
 
     def expired(self, lane: Lane) -> None:
         """See :class:`Conversation`."""

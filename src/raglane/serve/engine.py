@@ -15,13 +15,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_choice, check_count, check_kind, check_real, check_whole
+from raglane._utils.checks import (
+    check_choice,
+    check_count,
+    check_kind,
+    check_real,
+    check_unchanged,
+    check_whole,
+)
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
 from raglane.serve.frames import Frames, frames_of
 from raglane.serve.queues import Integers, RowQueues
+from raglane.serve.renewal import renewal
+from raglane.serve.stages import digest_of
 from raglane.serve.states import packed, unpacked
 from raglane.serve.streams import AsyncStream, Stream, Waiters
 
@@ -50,6 +59,11 @@ class Engine:
             for those of the model.
         nan: ``"raise"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with
             ``missing`` passes them.
+        renew: for streams without an end: the most frames that a state remembers. Before it is so old, a
+            second state begins, which runs over the same ``warm_up`` frames, and then takes over. The
+            results after ``renew`` frames are those of a stream that began at least ``warm_up`` frames
+            before. None for one state from the first frame on.
+        warm_up: the frames of a second state before it takes over, at most half of ``renew``.
         idle: seconds after which an idle stream is closed; None for never.
         on_idle: a function of the stream that was closed. If it raises in the engine's thread,
             later calls raise ClosedError.
@@ -80,6 +94,8 @@ class Engine:
         features: int | Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
         nan: Literal["raise", "pass"] = "raise",
+        renew: int | None = None,
+        warm_up: int | None = None,
         idle: float | None = None,
         on_idle: Callable[[Stream], object] | None = None,
     ) -> None:
@@ -94,6 +110,7 @@ class Engine:
                 "on_idle", on_idle, Callable, "a function of a stream, or None", "pass a function"
             )
         self._on_idle = on_idle
+        self._renewal = renewal(renew, warm_up)
         self._options = features, dtype, nan == "pass"
         self._accept(frames_of(model, *self._options))
         self._new_pools()
@@ -101,6 +118,7 @@ class Engine:
         self._new_runner()
         # The first states are still to be written, at the next step.
         self._is_fresh = np.zeros(slots, bool)
+        self._ages = np.zeros(slots, np.int64)  # frames since the first state began, to be renewed
         self._frames = RowQueues(slots, self.accepts.width, self._prepared.dtype)
         self._results = RowQueues(
             slots, math.prod(self._prepared.output_features), self._prepared.output_dtype
@@ -147,11 +165,17 @@ class Engine:
         self._prepared = accepts.prepared
         self.features = self._prepared.features
         self.digest = self._prepared.digest
+        self._starts = self._prepared.starts
+        if self._renewal is not None:
+            # The second state, and the age of the first one.
+            self._starts += (*self._starts, torch.zeros(1, dtype=torch.int64, device="cpu"))
+            self.digest = digest_of([], self.digest.hex() + repr(self._renewal))
 
     def _new_pools(self) -> None:
         # A slot that is closed during its step is free after it, so there are more slots than
-        # streams.
-        self._pools = self._prepared.pools(2 * self.slots)
+        # streams. The second state of a slot is in a row after those of all slots.
+        rows = 2 * self.slots
+        self._pools = self._prepared.pools(rows if self._renewal is None else 2 * rows)
         self._states = [pool for pools in self._pools for pool in pools]
 
     def _new_runner(self) -> None:
@@ -178,7 +202,9 @@ class Engine:
                 got = f"{self.slots} open streams"
                 fix = "close a stream, or pass more slots"
                 raise BusyError("slots", got, "more than the number of open streams", fix)
-            rows = None if state is None else unpacked(state, self._prepared)
+            rows = None if state is None else unpacked(state, self._starts, self.digest)
+            if rows is not None and self._renewal is not None:
+                self._renewal.check_age(int(rows[-1]))
             slot = self._free.pop() if self._free else self._used
             self._used = max(self._used, slot + 1)
             self._open += 1
@@ -186,9 +212,20 @@ class Engine:
             self._touched[slot] = time.perf_counter()
             self._counts["opened"] += 1
             self._is_fresh[slot] = rows is None
-            for pool, row in zip(self._states, rows or (), strict=rows is not None):
-                pool[slot] = row
+            self._ages[slot] = 0
+            if rows is not None:
+                self._write(slot, rows)
             return stream
+
+    def _write(self, slot: int, rows: Sequence[Tensor]) -> None:
+        """Write the states of a slot."""
+        count = len(self._states)
+        for pool, row in zip(self._states, rows, strict=False):
+            pool[slot] = row
+        if self._renewal is not None:
+            for pool, row in zip(self._states, rows[count:], strict=False):
+                pool[slot + 2 * self.slots] = row
+            self._ages[slot] = int(rows[-1])
 
     def stream(self, state: bytes | None = None) -> AsyncStream:
         """Open a stream for asyncio, which ``async with`` closes; see :meth:`open`."""
@@ -212,12 +249,18 @@ class Engine:
         with self._stepping, self._lock:
             slot = stream._open_slot()
             self._raise_failure()
-            rows = (
-                self._prepared.starts
-                if self._is_fresh[slot]
-                else [pool[slot] for pool in self._states]
-            )
-            return packed(rows, self._prepared)
+            if self._is_fresh[slot]:
+                return packed(self._starts, self.digest)
+            rows = [pool[slot] for pool in self._states]
+            if self._renewal is not None:
+                age = int(self._ages[slot])
+                second = slot + 2 * self.slots
+                is_warming = age > self._renewal.begin
+                rows += (
+                    [pool[second] for pool in self._states] if is_warming else self._prepared.starts
+                )
+                rows.append(torch.tensor([age], device="cpu"))
+            return packed(rows, self.digest)
 
     # Frames and results.
 
@@ -470,7 +513,9 @@ class Engine:
     def _compute(self, step: _Step) -> None:
         """Run the stages; close the streams of the step if it is interrupted."""
         try:
-            self._runner.run(step.elements, len(step.slots))
+            self._runner.run(
+                step.elements + step.warming_elements, len(step.slots) + len(step.warming)
+            )
         except Exception:
             raise
         except BaseException:
@@ -490,6 +535,7 @@ class Engine:
         now = time.perf_counter()
         if (
             len(ready) == 1
+            and self._renewal is None
             and frames.counts[ready[0]] == 1
             and self._results.counts[ready[0]] < self.max_queue
         ):
@@ -510,8 +556,13 @@ class Engine:
             lengths = np.minimum(
                 np.minimum(counts, self.chunk), self.max_queue - self._results.counts[slots]
             )
+            if self._renewal is not None:
+                # A step ends where a second state begins or takes over.
+                lengths = np.minimum(lengths, self._renewal.left(self._ages[slots]))
             elements = int(lengths.sum())
-            runner.reserve(elements, len(slots))  # first, because memory may be missing
+            # First, because memory may be missing.
+            factor = 1 if self._renewal is None else 2
+            runner.reserve(factor * elements, factor * len(slots))
             self._listed[slots] = False
             ready.clear()
             left = slots[counts > lengths]
@@ -531,6 +582,8 @@ class Engine:
             lengths.cumsum(out=runner.offsets[1 : len(slots) + 1])
             runner.slots[: len(slots)] = slots
             frames.take(slots, step.lengths, runner.rows[0][:elements])
+            if self._renewal is not None:
+                step = self._warmed(step)
         else:
             return None
         self._in_step = step.slots
@@ -543,6 +596,42 @@ class Engine:
     def _begin(self, slots: Integers) -> None:
         self._is_fresh[slots] = False
         self._prepared.begin(self._pools, torch.from_numpy(slots))
+
+    def _warmed(self, step: _Step) -> _Step:
+        """Return a step in which the second states of its slots run over the same frames too."""
+        assert self._renewal is not None  # noqa: S101
+        ages = self._ages[step.slots]
+        warms = ages >= self._renewal.begin
+        slots = step.slots[warms]
+        if not len(slots):
+            return step
+        first = slots[ages[warms] == self._renewal.begin] + 2 * self.slots
+        if len(first):
+            self._prepared.begin(self._pools, torch.from_numpy(first))
+        runner = self._runner
+        lengths = np.broadcast_to(step.lengths, len(step.slots))
+        rows = torch.from_numpy(np.flatnonzero(np.repeat(warms, lengths)))
+        elements = len(rows)
+        end = step.elements + elements
+        runner.rows[0][step.elements : end] = runner.rows[0][rows]
+        count = len(step.slots)
+        runner.slots[count : count + len(slots)] = slots + 2 * self.slots
+        ends = step.elements + lengths[warms].cumsum()
+        runner.offsets[count + 1 : count + len(slots) + 1] = ends
+        return step._replace(warming=slots, warming_elements=elements)
+
+    def _renew(self, slots: Integers, lengths: Integers | int) -> None:
+        """Count the frames of slots; replace states that are old enough by their second ones. The
+        lock is held.
+        """
+        assert self._renewal is not None  # noqa: S101
+        self._ages[slots] += lengths
+        old = slots[self._ages[slots] == self._renewal.most]
+        if len(old):
+            self._ages[old] = self._renewal.warm_up
+            rows = torch.from_numpy(old)
+            for pool in self._states:
+                pool[rows] = pool[rows + 2 * self.slots]
 
     def _finished(self, step: _Step) -> npt.NDArray[np.bool_] | slice:
         """End a step; return which of its streams were neither closed nor reset. The lock is
@@ -572,6 +661,8 @@ class Engine:
                 lengths = lengths if isinstance(lengths, int) else lengths[alive]
             if len(slots):
                 self._results.extend(slots, lengths, outputs)
+        if self._renewal is not None and len(slots):
+            self._renew(slots, lengths)
         if self._waiters:
             self._waiters.wake(slots.tolist())
 
@@ -585,9 +676,14 @@ class Engine:
             The outputs, one per element.
         """
         check_ragged("batch", batch)
-        outputs = self._prepared.run_whole(
-            self.accepts.rows(batch.values), batch.offsets, self.threads
-        )
+        rows = self.accepts.rows(batch.values)
+        if self._renewal is None:
+            outputs = self._prepared.run_whole(rows, batch.offsets, self.threads)
+        else:
+            check_unchanged(batch.offsets, rows.shape[0], rows.device)
+            parts = self._renewal.parts(batch.offsets.diff().numpy(), batch.offsets.numpy())
+            outputs = self._prepared.run_whole(rows[parts.rows], parts.offsets, self.threads)
+            outputs = outputs[parts.answers]
         return batch._like(outputs.reshape(-1, *self._prepared.output_features))
 
     def columns(self, rows: Tensor, **options: Any) -> dict[str, list[Any]]:
@@ -740,6 +836,7 @@ class Engine:
             self._accept(accepts)
             if restart:
                 self._is_fresh[:] = True
+                self._ages[:] = 0
                 self._new_pools()
             self._new_runner()
 
@@ -779,6 +876,8 @@ class _Step(NamedTuple):
     slots: Integers
     lengths: Integers | int  # 1 for one frame each
     elements: int
+    warming: Integers = np.empty(0, np.int64)  # slots whose second states run too
+    warming_elements: int = 0
 
 
 def _seconds(idle: Any) -> float:

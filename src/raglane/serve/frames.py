@@ -17,9 +17,9 @@ from torch import Tensor
 
 from raglane._utils.checks import check_storage, check_tensor, check_unmasked, is_stored
 from raglane._utils.messages import quote, quote_all
-from raglane.data.encoders import END
-from raglane.data.missing import since_observed
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.encoders import END
+from raglane.data.prepare.missing import since_observed
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.splitting import split_texts
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, ShapeError
 from raglane.kernels.cpu.prepared import Kernel, Rows, as_array

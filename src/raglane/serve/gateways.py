@@ -9,7 +9,7 @@ from typing import Any
 
 from raglane._utils.messages import quote, quote_all
 from raglane.errors import ArgumentError, ArgumentTypeError, ClosedError, RaglaneError
-from raglane.serve.conversations import Conversation, count_of
+from raglane.serve.conversations import CLOSING, Conversation, count_of
 from raglane.serve.live import RefusedError, code_of, decoded, encoded
 from raglane.serve.rounds import Lane
 from raglane.serve.served import to_json
@@ -163,7 +163,7 @@ class Many(Conversation):
             except ClosedError as error:
                 self.fail(error)
                 return
-            self._close(1001, "the server is closing")
+            self._close(1001, CLOSING)
 
     def expired(self, lane: Lane) -> None:
         """See :class:`Conversation`."""

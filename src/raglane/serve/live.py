@@ -226,6 +226,7 @@ class Sequences:
             for other, sequence in list(self._open.items()):
                 if sequence.stream.stream.closed:
                     self._close(other)
+        served.rounds.admit()
         self._clients.enter(client)
         try:
             stream = served.streams.stream(None if state is None else decoded(state))

@@ -7,10 +7,8 @@ stages.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
@@ -22,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from raglane._utils.checks import check_count, check_unchanged
-from raglane._utils.messages import quote, quote_all
+from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, RaglaneError
 from raglane.kernels.cpu.prepared import Runner
 from raglane.nn.pooling import AttentionPooling, Pooling, running
@@ -35,6 +33,7 @@ from raglane.programs.step import default_modes, replaced
 from raglane.programs.trace import Trace, Tracer, rows_for
 from raglane.ragged import Ragged
 from raglane.serve.stages import Stage, digest_of, layer_stages, lookup_stage, program_stage
+from raglane.serve.stateful import CELLS, as_cell, states_of_forward
 from raglane.training.model import Mixed
 
 P = ParamSpec("P")
@@ -111,33 +110,19 @@ def prepare(
         raise ArgumentError("dtype", quote(dtype), rule, "pass torch.int8, or leave it out")
     sizes = features if isinstance(features, list | tuple) else [features]
     shape = None if features is None else tuple([check_count("features", size) for size in sizes])
+    states = states_of_forward(whole)
     for name, module in whole.named_modules():
-        reason, fix = _unsupported(module)
+        reason, fix = _unsupported(module, in_step=bool(states))
         if reason:
             raise _refused(f"{name or 'the model'} ({type(module).__name__}), {reason}", fix)
-    _check_arguments(whole)
+    if states:
+        shape = _guessed(whole) if shape is None else shape
+        if shape is None:
+            raise _refused("a model of tokens with the state as an argument", "pass numbers")
+        whole = as_cell(whole, shape, states)
     is_int8 = dtype is torch.int8 or any(map(_answers_in_int8, whole.modules()))
     with default_modes(grad=False):
         return _Tracing(whole, shape, is_int8).prepared()
-
-
-def _check_arguments(model: nn.Module) -> None:
-    """Raise for a model whose forward takes its state as an argument, as exported detectors do."""
-    parameters = []
-    with suppress(TypeError, ValueError):  # a forward without a signature
-        parameters = [
-            name
-            for name, parameter in inspect.signature(model.forward).parameters.items()
-            if parameter.default is parameter.empty
-            and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-        ]
-    if len(parameters) > 1:
-        got = f"a {type(model).__name__} whose forward takes {quote_all(parameters)}"
-        fix = (
-            "write a cell with input_size, hidden_size, initial_state(batch_size) and step(x, state) "
-            "that calls it on one frame of each sequence, and pass rl.nn.Recurrent(cell)"
-        )
-        raise _refused(got, fix)
 
 
 def _answers_in_int8(module: nn.Module) -> bool:
@@ -148,17 +133,21 @@ def _answers_in_int8(module: nn.Module) -> bool:
     return packed is not None and packed.is_int8 and bool(packed.packed_for(module._weights()))
 
 
-def _unsupported(module: nn.Module) -> tuple[str, str]:
-    """Return why a module cannot run on streams, and the fix."""
+def _unsupported(module: nn.Module, in_step: bool) -> tuple[str, str]:
+    """Return why a module cannot run on streams, and the fix; ``in_step`` if the model runs one step
+    at a time.
+    """
+    if isinstance(module, Stack | nn.RNNBase) and module.bidirectional:
+        return "which reads sequences from the end", "build the layer with bidirectional=False"
     if isinstance(module, Stack):
-        if module.bidirectional:
-            return "which reads sequences from the end", "build the layer with bidirectional=False"
         if not type(module).forward.__module__.startswith("raglane."):
             return "which has a forward of its own", "build the layer as one of rl.nn"
-    elif isinstance(module, nn.RNNBase):
+    elif isinstance(module, nn.RNNBase) and not (in_step and type(module) in CELLS):
         return "a layer of torch", "call rl.accelerate(model) first"
     elif isinstance(module, nn.MultiheadAttention):
         return "which reads whole sequences", "replace it by a recurrent layer or a pooling"
+    elif isinstance(module, torch.jit.ScriptModule):
+        return "which is compiled by torch.jit", "load its weights into the module of its source"
     elif any(not tensor.is_cpu for tensor in (*module.parameters(False), *module.buffers(False))):
         return "which is not on the CPU", "call model.cpu() first"
     return "", ""
@@ -200,7 +189,7 @@ def _guessed(model: nn.Module) -> tuple[int, ...] | None:
                 return (module.numbers + len(module.tables),)
             case nn.Linear():
                 return (module.in_features,)
-            case Stack():
+            case Stack() | nn.RNNCellBase() | nn.RNNBase():
                 return (module.input_size,)
             case nn.LayerNorm():
                 return (module.normalized_shape[0],)
@@ -232,6 +221,10 @@ class _Stream(Ragged):
     def __getitem__(self, index: Any) -> Any:
         is_last = isinstance(index, tuple) and index == (slice(None), -1)
         return self._values if is_last else super().__getitem__(index)
+
+    def _needs_elements(self, name: str, least: int = 1) -> None:  # noqa: ARG002
+        way = " (rl.nn.CausalConv1d reads earlier frames, without padding)" if name == "pad" else ""
+        raise Refused(f"{name} of the steps, and a stream has one result per frame{way}")
 
     def last(self, *, empty: float = 0.0) -> Tensor:  # noqa: ARG002
         return self._values
@@ -505,7 +498,8 @@ class _Tracing:
                 kind = type(module._whole[0] if isinstance(module, _Cut) else module).__name__
             called = trace.tb_frame.f_code.co_name
             is_method = isinstance(module, _Stream) and hasattr(type(module), called)
-            if is_method and isinstance(error, Refused) and called != "map":
+            is_public = called != "map" and not called.startswith("_")
+            if is_method and isinstance(error, Refused) and is_public:
                 where = where or f"its call of Ragged.{called}: "
             trace = trace.tb_next
         raised = f"it raised {type(error).__name__}: {str(error).rstrip('.')}"

@@ -152,18 +152,30 @@ class Rounds:
         """True if frames come faster than rounds."""
         return self._period is not None and self.lag > self._period
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
         """Raise if another stream would make all streams late."""
         if self.is_overloaded:
             got = f"results that take {1e3 * self.lag:.0f} ms"
             rule = f"faster than a frame per {1e3 * self._period:g} ms"  # type: ignore[operator]
             raise BusyError("server", got, rule, "connect later, or to another one")
 
+    def statistics(self) -> dict[str, Any]:
+        """Return the statistics of the engine, whose queues are those of the lanes too."""
+        statistics = self.engine.stats()
+        waiting = [lane for lane in self._arrived if lane.waiting and lane.stream._slot >= 0]
+        counts = self.engine.queued(np.array([lane.stream._slot for lane in waiting], np.int64))
+        lengths = [
+            lane.waiting + count for lane, count in zip(waiting, counts.tolist(), strict=True)
+        ]
+        statistics["longest"] = max([statistics["longest"], *lengths])
+        statistics["queued"] += sum(lane.waiting for lane in waiting)
+        return {**statistics, "lag_seconds": self.lag}
+
     # Lanes.
 
     def open(self, owner: Owner, number: int = 0, state: bytes | None = None) -> Lane:
         """Open a lane, see :meth:`Engine.open`; raise if the server is overloaded."""
-        self._admit()
+        self.admit()
         lane = Lane(owner, self.engine.open(state), number)
         self._lanes[lane.stream._slot] = lane
         return lane

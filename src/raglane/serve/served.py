@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.messages import quote
-from raglane.data.stores import arrow_errors
+from raglane.data.store.stores import arrow_errors
 from raglane.errors import ArgumentError, BusyError, DispatchError, ShapeError
 from raglane.kernels.cpu.prepared import as_array
 from raglane.ragged import Ragged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -12,29 +12,29 @@ from torch import Tensor
 
 from raglane._utils.checks import check_kind
 from raglane.errors import CheckpointError
-from raglane.serve.prepare import Prepared
 
 _MAGIC = b"raglane2"
 _HEAD = struct.Struct("<8s32sQ")  # the magic bytes, the digest of the model, the CRC of the states
 
 
-def packed(rows: Iterable[Tensor], prepared: Prepared) -> bytes:
+def packed(rows: Iterable[Tensor], digest: bytes) -> bytes:
     """Return states, ``(size,)`` each, as bytes with the digest of their model."""
     data = b"".join([row.contiguous().view(torch.uint8).numpy().tobytes() for row in rows])
-    return _HEAD.pack(_MAGIC, prepared.digest, zlib.crc32(data)) + data
+    return _HEAD.pack(_MAGIC, digest, zlib.crc32(data)) + data
 
 
-def unpacked(state: bytes, prepared: Prepared) -> list[Tensor]:
-    """Return the states in bytes, ``(size,)`` each; raise if they are not those of the model."""
+def unpacked(state: bytes, starts: Sequence[Tensor], expected: bytes) -> list[Tensor]:
+    """Return the states in bytes, ``(size,)`` each; raise if they are not those of the model
+    with the first states ``starts``.
+    """
     check_kind("state", state, bytes, "bytes", "pass the result of Stream.state()")
-    starts = prepared.starts
     ends = np.cumsum([_HEAD.size, *(start.nbytes for start in starts)]).tolist()
     if len(state) != ends[-1] or state[:8] != _MAGIC:
         got = f"{len(state)} bytes"
         rule = f"{ends[-1]} bytes that Stream.state() returned"
         raise CheckpointError("state", got, rule, "pass the state of a stream of this model")
     _, digest, check = _HEAD.unpack_from(state)
-    if digest != prepared.digest:
+    if digest != expected:
         rule = "the state of a stream of the same model, with the same weights"
         raise CheckpointError(
             "state", "the state of another model", rule, "open a stream without state"

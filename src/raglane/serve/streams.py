@@ -107,6 +107,7 @@ class Stream:
             slot = self._open_slot()
             engine._raise_failure()
             engine._is_fresh[slot] = True
+            engine._ages[slot] = 0
             engine._epochs[slot] += 1
             engine._is_interrupted = engine._running
             return int(engine._frames.drop(slot) + engine._results.drop(slot))
@@ -169,6 +170,9 @@ class AsyncStream:
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self._engine = stream._engine
+
+    def __repr__(self) -> str:
+        return f"Async{self.stream!r}"
 
     async def __aenter__(self) -> AsyncStream:
         return self

@@ -20,7 +20,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from raglane._utils.messages import quote, quote_all
-from raglane.serve.conversations import Conversation
+from raglane.serve.conversations import CLOSING, Conversation
 from raglane.serve.live import code_of, error_text, short_reason
 from raglane.serve.served import to_json
 
@@ -100,7 +100,10 @@ class Socket(asyncio.Protocol):
 
     def shutdown(self) -> None:
         """Close, when uvicorn ends."""
-        self.close(1001, "the server is closing")
+        if self._conversation is not None:
+            self._conversation.stop()
+        else:
+            self.close(1001, CLOSING)
         self._transport.close()
 
     def beat(self, now: float) -> None:

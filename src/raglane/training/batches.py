@@ -19,8 +19,8 @@ from raglane._utils.messages import argument
 from raglane.data.collate import collate
 from raglane.data.dataset import Dataset
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
-from raglane.data.preprocess import Preprocessor
-from raglane.data.tbptt import TBPTTSampler
+from raglane.data.order.tbptt import TBPTTSampler
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.training.settings import Settings

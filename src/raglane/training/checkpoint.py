@@ -18,7 +18,7 @@ from torch import Tensor
 from raglane._utils.files import as_path
 from raglane._utils.memory import FLOAT, TENSOR, check_memory
 from raglane._utils.messages import count_of, require
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import CheckpointError
 from raglane.training.folder import BEST, find
 from raglane.training.model import ModelConfig, SequenceModel

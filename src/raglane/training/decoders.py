@@ -12,15 +12,12 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from raglane.nn import (
-    AttentionDecoder,
-    CTCBeamSearch,
-    Hypotheses,
-    Transducer,
-    ctc_greedy_search,
-    ctc_loss,
-)
 from raglane.nn.encoder import LAYERS
+from raglane.nn.losses.ctc import ctc_loss
+from raglane.nn.transduction.ctc import CTCBeamSearch, ctc_greedy_search
+from raglane.nn.transduction.decoder import AttentionDecoder
+from raglane.nn.transduction.hypotheses import Hypotheses
+from raglane.nn.transduction.transducer import Transducer
 from raglane.ragged import Ragged
 
 # A target has at most this many labels per element of its input, and this many more.
@@ -61,7 +58,7 @@ class Decoder(nn.Module, ABC):
 
     @abstractmethod
     def answer(
-        self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None
+        self, outputs: Ragged, beam_size: int = 1, n_best: int = 1, longest: Tensor | None = None
     ) -> Hypotheses:
         """Return the best sequences of labels; a beam of 1 is a greedy search.
 
@@ -86,15 +83,15 @@ class CTC(Decoder):
     def answer(
         self,
         outputs: Ragged,
-        beam: int = 1,
+        beam_size: int = 1,
         n_best: int = 1,
         longest: Tensor | None = None,  # noqa: ARG002
     ) -> Hypotheses:
         """See :meth:`Decoder.answer`."""
         log_probs = outputs.map(_log_softmax)
-        if beam == 1:
+        if beam_size == 1:
             return ctc_greedy_search(log_probs)
-        return CTCBeamSearch(beam, n_best=n_best)(log_probs)
+        return CTCBeamSearch(beam_size, n_best=n_best)(log_probs)
 
 
 class Transduction(Decoder):
@@ -112,14 +109,14 @@ class Transduction(Decoder):
         return losses.masked_fill(losses.isinf(), 0).sum()
 
     def answer(
-        self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None
+        self, outputs: Ragged, beam_size: int = 1, n_best: int = 1, longest: Tensor | None = None
     ) -> Hypotheses:
         """See :meth:`Decoder.answer`."""
         with _evaluating(self.decoder) as decoder:
-            if beam == 1:
+            if beam_size == 1:
                 return decoder.decode(outputs)
             return decoder.decode(
-                outputs, beam_size=beam, n_best=n_best, max_length=_most(outputs, longest)
+                outputs, beam_size=beam_size, n_best=n_best, max_length=_most(outputs, longest)
             )
 
 
@@ -138,12 +135,12 @@ class Attention(Decoder):
         return self.decoder.loss(outputs, targets, reduction="none").values.sum()
 
     def answer(
-        self, outputs: Ragged, beam: int = 1, n_best: int = 1, longest: Tensor | None = None
+        self, outputs: Ragged, beam_size: int = 1, n_best: int = 1, longest: Tensor | None = None
     ) -> Hypotheses:
         """See :meth:`Decoder.answer`."""
         with _evaluating(self.decoder) as decoder:
             return decoder.decode(
-                outputs, beam_size=beam, n_best=n_best, max_length=_most(outputs, longest)
+                outputs, beam_size=beam_size, n_best=n_best, max_length=_most(outputs, longest)
             )
 
 

@@ -97,13 +97,18 @@ def to_resume(folder: Path | None) -> Path:
 
 @contextmanager
 def claimed(
-    folder: Path | None, *, resume: bool = False, overwrite: bool = False
+    folder: Path | None, *, resume: bool = False, overwrite: bool = False, dry_run: bool = False
 ) -> Iterator[bool]:
-    """Check and lock the folder of a run, if any; yield whether an old run was restored."""
+    """Check and lock the folder of a run, if any; yield whether an old run was restored. A dry run
+    only checks.
+    """
     if folder is None:
         yield False
         return
     check_folder(folder, resume=resume, overwrite=overwrite)
+    if dry_run:
+        yield False
+        return
     with at_work(folder) as is_back:
         # Checked again under the lock.
         check_folder(folder, resume=resume, overwrite=overwrite)

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from statistics import fmean
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 from torch import Tensor
@@ -25,9 +25,9 @@ from raglane._utils.messages import (
     shorten,
 )
 from raglane.data.dataset import Dataset
-from raglane.data.encoders import END
 from raglane.data.holdout import elements_held_out
 from raglane.data.order import BatchLimit
+from raglane.data.prepare.encoders import END
 from raglane.data.splitting import join_tokens, split_texts
 from raglane.errors import ArgumentError, DataError
 from raglane.native.library import has_cell
@@ -58,7 +58,7 @@ _WIDEST = 40
 
 # Metrics that are compared with simple rules and are better if higher; those of other tasks are
 # errors.
-_SCORES = ("accuracy", "micro_f1")
+SCORES = ("accuracy", "micro_f1", "exact_match")
 
 
 @dataclass(frozen=True, repr=False)
@@ -210,16 +210,20 @@ class Evaluation(Mapping[str, float]):
         """Return the metric and the best simple rule in words, if the model is not better than this
         rule.
         """
+        rule = self.rule_not_beaten()
+        return None if rule is None else str(rule)
+
+    def rule_not_beaten(self) -> BetterRule | None:
+        """Return the best simple rule, if the model is not better than this rule."""
+        rule = _rule_not_beaten(self.numbers)
+        if rule is not None:
+            return rule
         steps = [row for row in self.measured.table if "step" in row]
-        ahead = {
-            name: fmean(row[name] for row in steps)
-            for name in (steps[0] if steps else {})
-            if name != "step"
-        }
-        rule = _better_rule(ahead)
-        return _better_rule(self.numbers) or (
-            rule and f"{rule}, as the mean of {len(steps)} steps ahead"
-        )
+        if not steps:
+            return None
+        ahead = {name: fmean(row[name] for row in steps) for name in steps[0] if name != "step"}
+        rule = _rule_not_beaten(ahead)
+        return None if rule is None else rule._replace(steps=len(steps))
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -246,25 +250,40 @@ class Evaluation(Mapping[str, float]):
         }
 
 
-def _better_rule(numbers: Mapping[str, float]) -> str | None:
+class BetterRule(NamedTuple):
+    """A simple rule that a model does not beat: its metric, the model's value, the rule's name and
+    value, and the number of steps ahead of which they are means.
+    """
+
+    metric: str
+    reached: float
+    name: str
+    value: float
+    steps: int | None = None
+
+    def is_beaten_by(self, reached: float) -> bool:
+        """Return True if a value of the metric is better than the rule's, or without errors."""
+        if self.metric in SCORES:
+            return reached > self.value or reached == 1
+        return reached < self.value or reached == 0
+
+    def __str__(self) -> str:
+        words = f"{metric_words(self.metric)} {self.reached:.3f}"
+        words += f", {metric_words(self.name)} {self.value:.3f}"
+        return words if self.steps is None else f"{words}, as the mean of {self.steps} steps ahead"
+
+
+def _rule_not_beaten(numbers: Mapping[str, float]) -> BetterRule | None:
+    # The share of right classes among the likeliest, top2_accuracy, is of the model too.
+    others = {name: number for name, number in numbers.items() if not name.startswith("top")}
     for metric, reached in numbers.items():
-        # The share of right classes among the likeliest, top2_accuracy, is of the model too.
-        others = {name: number for name, number in numbers.items() if not name.startswith("top")}
-        rules = {name: rule for name, rule in others.items() if name.endswith(f"_{metric}")}
+        rules = {name: number for name, number in others.items() if name.endswith(f"_{metric}")}
         if not rules:
             continue
-        is_score = metric in _SCORES
-        name = (max if is_score else min)(rules, key=rules.__getitem__)
-        is_better = (
-            reached > rules[name] or reached == 1
-            if is_score
-            else reached < rules[name] or reached == 0
-        )
-        return (
-            None
-            if is_better
-            else f"{metric_words(metric)} {reached:.3f}, {metric_words(name)} {rules[name]:.3f}"
-        )
+        best = max if metric in SCORES else min
+        name = best(rules, key=rules.__getitem__)
+        rule = BetterRule(metric, reached, name, rules[name])
+        return None if rule.is_beaten_by(reached) else rule
     return None
 
 
@@ -303,7 +322,7 @@ def predict(
     probabilities: bool = False,
     top: int = 1,
     horizon: int = 1,
-    beam: int | None = None,
+    beam_size: int | None = None,
     n_best: int = 1,
     device: torch.device | None = None,
 ) -> Predictions:
@@ -313,7 +332,12 @@ def predict(
     check_whole("batch_size", batch_size, 1)
     task = make_task(saved.preprocessor, saved.model.config, saved.model)
     check_options(
-        task, horizon=horizon, probabilities=probabilities, top=top, beam=beam, n_best=n_best
+        task,
+        horizon=horizon,
+        probabilities=probabilities,
+        top=top,
+        beam_size=beam_size,
+        n_best=n_best,
     )
     dataset = saved.preprocessor.apply(records, require_targets=False)
     ids = list(dataset.ids)
@@ -326,7 +350,7 @@ def predict(
         batches = (
             batch.inputs.to(device) for batch in in_order(dataset, BatchLimit(sequences=batch_size))
         )
-        options = {"top": top, "beam": beam, "n_best": n_best}
+        options = {"top": top, "beam_size": beam_size, "n_best": n_best}
         options = {name: value for name, value in options.items() if name in task.options}
         columns = task.predict(
             model, batches, horizon=horizon, probabilities=probabilities, **options
@@ -346,7 +370,7 @@ def evaluate(
     top: int = 1,
     horizon: int = 1,
     backtests: int = 1,
-    beam: int | None = None,
+    beam_size: int | None = None,
     device: torch.device | None = None,
 ) -> Evaluation:
     """Return loss, metrics and baselines of a model on data with targets. ``device=None`` is the
@@ -360,7 +384,7 @@ def evaluate(
     preprocessor = saved.preprocessor
     dataset = preprocessor.apply(records)
     task = make_task(preprocessor, saved.model.config, saved.model)
-    check_options(task, horizon=horizon, top=top, beam=beam)
+    check_options(task, horizon=horizon, top=top, beam_size=beam_size)
     check_whole("backtests", backtests, 1)
     if backtests > 1 and horizon == 1:
         fix = f"pass {argument('horizon')} too, or leave it out"
@@ -368,7 +392,9 @@ def evaluate(
     task.check(records)
     model = saved.model.to(device)
     options = {
-        name: value for name, value in (("top", top), ("beam", beam)) if name in task.options
+        name: value
+        for name, value in (("top", top), ("beam_size", beam_size))
+        if name in task.options
     }
     totals = Totals()
     meter = task.meter(model, records, **options)
@@ -405,15 +431,15 @@ def sample(
     length: int = 200,
     temperature: float = 1.0,
     seed: int = 0,
-    beam: int | None = None,
+    beam_size: int | None = None,
     device: torch.device | None = None,
 ) -> list[str]:
     """Draw ``count`` texts from a language model, each at most ``length`` tokens longer than
     ``prompt``.
 
     Logits are divided by ``temperature``; 0 chooses the likeliest token. The same seed gives the
-    same texts. With ``beam`` nothing is drawn: the texts are the likeliest that a beam search
-    finds, at most ``beam``, the likeliest first. ``device=None`` is the CPU.
+    same texts. With ``beam_size`` nothing is drawn: the texts are the likeliest that a beam search
+    finds, at most ``beam_size``, the likeliest first. ``device=None`` is the CPU.
     """
     if saved.task != "language":
         fix = "train a model with the task language"
@@ -427,8 +453,8 @@ def sample(
     check_real(
         "temperature", temperature, rule, lambda number: 0 <= number < float("inf"), "pass e.g. 0.8"
     )
-    if beam is not None:
-        check_whole("beam", beam, 1, most=_MOST_BEAM)
+    if beam_size is not None:
+        check_whole("beam_size", beam_size, 1, most=_MOST_BEAM)
         if temperature != 1:
             rule = "1, its default, with a beam, which searches the likeliest texts"
             raise ArgumentError("temperature", quote(temperature), rule, "leave it out")
@@ -452,10 +478,10 @@ def sample(
 
     model = saved.model.to(device)
     with answering(model):
-        if beam is None:
+        if beam_size is None:
             drawn = model.generate(Ragged([start] * count), length, pick).tolist()
         else:
-            hypotheses = model.search(Ragged([start]), length, beam, min(count, beam))
+            hypotheses = model.search(Ragged([start]), length, beam_size, min(count, beam_size))
             drawn = [tokens.tolist() for tokens in hypotheses.tokens]
     texts = []
     for row in drawn:
@@ -483,7 +509,7 @@ def check_options(
     horizon: int = 1,
     top: int = 1,
     probabilities: bool = False,
-    beam: int | None = None,
+    beam_size: int | None = None,
     n_best: int = 1,
 ) -> None:
     """Raise if an option of a prediction is invalid or does not exist for the task."""
@@ -491,16 +517,16 @@ def check_options(
     for name, value, is_set in (
         *((name, check_whole(name, number, 1), number != 1) for name, number in numbers.items()),
         ("probabilities", probabilities, probabilities),
-        ("beam", beam, beam is not None),
+        ("beam_size", beam_size, beam_size is not None),
     ):
         if is_set and name not in task.options:
             tasks = [task for task, kind in CLASSES.items() if name in kind.options]
             rule = f"left out except for the task {' or '.join(tasks)}"
             raise ArgumentError(name, quote(value), rule, "leave it out")
     check_whole("n_best", n_best, 1, most=_MOST_BEAM)
-    if beam is not None and check_whole("beam", beam, 1, most=_MOST_BEAM) < n_best:
-        fix = f"pass a larger {argument('beam')}, or leave it out"
-        raise ArgumentError("n_best", f"{n_best}", f"at most the beam, {beam}", fix)
+    if beam_size is not None and check_whole("beam_size", beam_size, 1, most=_MOST_BEAM) < n_best:
+        fix = f"pass a larger {argument('beam_size')}, or leave it out"
+        raise ArgumentError("n_best", f"{n_best}", f"at most the beam size, {beam_size}", fix)
 
 
 def _short(entry: Any) -> str:

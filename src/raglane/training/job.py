@@ -15,7 +15,7 @@ import numpy as np
 from raglane._utils.files import as_path, write_file
 from raglane._utils.messages import argument, message
 from raglane.data.dataset import Dataset
-from raglane.data.hashing import sequence_hashes
+from raglane.data.store.hashing import sequence_hashes
 from raglane.errors import DivergedError
 from raglane.training.checkpoint import check_format
 from raglane.training.folder import DESCRIPTION, find

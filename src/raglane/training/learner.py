@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
 from raglane.data.order import BatchSampler
-from raglane.data.tbptt import TBPTTSampler
+from raglane.data.order.tbptt import TBPTTSampler
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, RareTokens
 from raglane.training.model import SequenceModel

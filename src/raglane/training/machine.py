@@ -11,8 +11,8 @@ import torch
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane._utils.messages import argument
 from raglane.data.dataset import Dataset
-from raglane.data.missing import BLOCKS
 from raglane.data.order.limit import pieces_of
+from raglane.data.prepare.missing import BLOCKS
 from raglane.errors import ArgumentError
 from raglane.nn.recurrent.explain import explain
 from raglane.training.inference import pick_device

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from raglane._utils.checks import check_count
 from raglane._utils.messages import quote
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError
-from raglane.nn import Hypotheses, SequenceEncoder, beam_search
+from raglane.nn import SequenceEncoder
 from raglane.nn.linear import RowLinear, row_linear, row_sigmoid
-from raglane.nn.transduction.search import layers_first, rows_first
+from raglane.nn.transduction.hypotheses import Hypotheses
+from raglane.nn.transduction.search import beam_search, layers_first, rows_first
 from raglane.ragged import Ragged
 from raglane.tasks import TASKS
 from raglane.training.decoders import DECODERS
@@ -419,17 +420,17 @@ class SequenceModel(nn.Module):
             output, state = recurrent.step(encoder.embedding(tokens[:, step]), state)
         return tokens
 
-    def search(self, inputs: Ragged, most: int, beam: int, n_best: int = 1) -> Hypotheses:
+    def search(self, inputs: Ragged, most: int, beam_size: int, n_best: int = 1) -> Hypotheses:
         """Search the likeliest next tokens of each text, up to its end.
 
         Args:
             inputs: texts of ``(L,)`` int64 tokens, L at least 1.
             most: the most tokens.
-            beam: the number of continuations that run at once.
-            n_best: the number of continuations per text, at most ``beam``.
+            beam_size: the number of continuations that run at once.
+            n_best: the number of continuations per text, at most ``beam_size``.
 
         Raises:
-            ArgumentError: the model does not read tokens, or ``beam`` or ``n_best`` is out of its
+            ArgumentError: the model does not read tokens, or ``beam_size`` or ``n_best`` is out of its
                 range.
         """
         encoder = self.encoder
@@ -449,7 +450,7 @@ class SequenceModel(nn.Module):
             return logits.log_softmax(-1), rows_first(hx)
 
         options: dict[str, Any] = {
-            "beam_size": beam,
+            "beam_size": beam_size,
             "max_length": most,
             "end": END_TOKEN,
             "n_best": n_best,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
-from raglane.data.lengths import Distribution, buckets
 from raglane.data.order import BatchLimit
+from raglane.data.prepare.lengths import Distribution, buckets
 from raglane.data.splitting import join_tokens
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, in_order, targets_of

@@ -14,7 +14,8 @@ from typing import Any
 from raglane._utils.files import as_path, check_new_file, no_formula, write_files
 from raglane._utils.messages import quote, require
 from raglane.data.dataset import Dataset
-from raglane.data.formats import by_suffix, conll
+from raglane.data.formats import by_suffix
+from raglane.data.sources import conll
 from raglane.errors import ArgumentError
 from raglane.training.checkpoint import CONFIG
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS

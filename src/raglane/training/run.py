@@ -12,8 +12,8 @@ from typing import Any
 
 from raglane._utils.files import as_path
 from raglane._utils.messages import argument, current_flags, flags, require
+from raglane.data.assemble.pieces import skipped_lines
 from raglane.data.dataset import Dataset
-from raglane.data.formats.pieces import skipped_lines
 from raglane.data.records import Skipped
 from raglane.errors import DataError, LostRankError
 from raglane.training.folder import CONFIG, SKIPPED, claimed, replacing, to_resume

@@ -190,6 +190,10 @@ def _read_state(folder: Path) -> tuple[TrainingState, dict[str, Any]]:
     check_format(folder / NUMBERS, config, FORMAT, FORMAT_VERSION)
     with reading(folder / NUMBERS):
         state = build(TrainingState, config["state"], "state")
+        # Earlier versions wrote names such as train_MAE.
+        state.history[:] = [
+            {name.lower(): number for name, number in row.items()} for row in state.history
+        ]
         _check_state(state)
     return state, config
 

@@ -18,8 +18,9 @@ from raglane._utils.files import write_file, write_folder
 from raglane._utils.messages import argument
 from raglane.data.dataset import Dataset
 from raglane.data.order.order import key_of
-from raglane.data.tbptt import TBPTTSampler
+from raglane.data.order.tbptt import TBPTTSampler
 from raglane.errors import ArgumentError, DataError, DivergedError, LostRankError
+from raglane.ragged import Ragged
 from raglane.training.batches import (
     Batch,
     ChunkedBatches,
@@ -144,6 +145,21 @@ class Trainer:
             self.folder, self.task.metric, self.state, stopped_by, is_complete, self.best
         )
 
+    def try_batch(self) -> tuple[Ragged, float]:
+        """Return the inputs and the loss of the first batch, after its backward pass."""
+        self.model.to(self.device).train()
+        learner = Learner(self.model, self.task, self.settings, self.ranks, self.order, self.rare)
+        batch = next(iter(self._batches_left())).to(self.device)
+        loss = learner(batch)
+        loss.backward()
+        return batch.inputs, float(loss)
+
+    def _batches_left(self) -> ChunkedBatches | DataLoader[Batch]:
+        """Return the remaining batches of an epoch."""
+        if isinstance(self.order, TBPTTSampler):
+            return ChunkedBatches(self.order)
+        return loader(self.training, Remaining(self.order), self.settings.workers)
+
     def _resume(self, last: Path) -> None:
         """Load the last checkpoint, and write the best model if it is missing."""
         state, optimizer, self.carried = load_state(last)
@@ -251,11 +267,7 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         """Train on the remaining batches of an epoch."""
-        batches: ChunkedBatches | DataLoader[Batch]
-        if isinstance(self.order, TBPTTSampler):
-            batches = ChunkedBatches(self.order)
-        else:
-            batches = loader(self.training, Remaining(self.order), self.settings.workers)
+        batches = self._batches_left()
         count = len(batches)
         for done, batch in enumerate(batches, 1):
             self._batch_started()

@@ -16,7 +16,7 @@ from torch import Tensor, distributed
 from torch.utils.data import Sampler
 
 from raglane._utils.checks import check_choice, check_flag, check_kind, check_whole
-from raglane.data.epochs import Epochs
+from raglane.data.order.epochs import Epochs
 from raglane.data.order.limit import TOO_LONG, BatchLimit, settle
 from raglane.data.order.order import KINDS, EpochOrder, EpochPools, descending_keys, key_of
 from raglane.errors import ArgumentError

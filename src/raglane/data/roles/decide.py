@@ -73,7 +73,7 @@ def decide(facts: Facts, columns: Columns) -> Roles | Refusal:
     are elements are chosen when the rows are sorted.
 
     Example:
-        >>> from raglane.data.typed import written
+        >>> from raglane.data.typed.column import written
         >>> facts = Facts({"id": written(["a", "a", "b"]), "x": written(["1", "2", "3"])})
         >>> roles = decide(facts, Columns(task="forecast"))
         >>> roles.shape.value, roles.id, roles.id_note

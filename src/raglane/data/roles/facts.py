@@ -9,8 +9,8 @@ from itertools import combinations
 
 import numpy as np
 
-from raglane.data.dates import is_clock, share_of_dates
-from raglane.data.typed import Column, Integers
+from raglane.data.typed.column import Column, Integers
+from raglane.data.typed.dates import is_clock, share_of_dates
 
 # The most columns of ids that are looked for together.
 _MOST_IDS = 3
@@ -26,7 +26,7 @@ class Facts:
     """The facts of a table: ``columns`` by name, all of one length.
 
     Example:
-        >>> from raglane.data.typed import written
+        >>> from raglane.data.typed.column import written
         >>> facts = Facts({"a": written(["x", "x"]), "b": written(["1", "2"])})
         >>> facts.is_unique("a"), facts.is_unique("b"), facts.is_whole("b")
         (False, True, True)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from raglane._utils.messages import quote_all
-from raglane.data import dates
 from raglane.data.records import Columns
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.rules import ROLE_NAMES, TIME_NAMES, parts_of
-from raglane.data.typed import written
+from raglane.data.typed import dates
+from raglane.data.typed.column import written
 
 # A column that may be a step: a prefix and a number.
 NUMBERED = re.compile(r"(.*?)(\d{1,6})")

@@ -1,109 +1,23 @@
-"""Aligns predictions and targets row by row, and weighs and reduces their losses."""
+"""Weights and reductions of the losses of sequences, and checks of their arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from raglane import segments
 from raglane._utils.checks import check_choice, check_device, check_kind
 from raglane._utils.tracing import has_tangent, is_differentiated
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
 
-Reduction = Literal["mean", "sum", "none", "sequence_mean"]
 LabelReduction = Literal["mean", "sum", "none"]
 
 _OF_LABELS = ("mean", "sum", "none")
-_REDUCTIONS = (*_OF_LABELS, "sequence_mean")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Comparison:
-    """Predictions and targets, one row per element, and the weights of the rows."""
-
-    batch: Ragged  # the argument with the predictions
-    predictions: Tensor  # ``(N, *features)``; zeros in rows of weight 0
-    targets: Tensor  # ``(N, ...)``; floating-point ones are zeros in rows of weight 0
-    row_weights: Tensor | None  # ``(N,)`` in the dtype of the sums, or None for ones
-    sequence_weights: Tensor | None  # ``(B,)``, to weigh the means of sequences, or None
-    reduction: Reduction
-
-    def reduce(
-        self, losses: Tensor, counts: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> Tensor | Ragged:
-        """Reduce the losses of the rows, to ``dtype`` or theirs; ``counts`` are the numbers by
-        which a mean is divided, or None for ones.
-        """
-        dtype = losses.dtype if dtype is None else dtype
-        if self.reduction == "none":
-            if self.row_weights is not None:
-                weights = self.row_weights.view(-1, *[1] * (losses.dim() - 1))
-                losses = (losses * weights).to(dtype)
-            return self.batch._like(losses)
-        summed = losses.to(wide(losses.dtype))
-        counts = torch.ones_like(summed) if counts is None else counts.to(summed.dtype)
-        if self.row_weights is not None:
-            summed = summed * self.row_weights
-            counts = counts * self.row_weights
-        if self.reduction == "sum":
-            return summed.sum().to(dtype)
-        if self.reduction == "mean":
-            return ratio(summed.sum(), counts.sum()).to(dtype)
-        offsets = self.batch.offsets
-        elements = segments.sum(counts, offsets)
-        means = ratio(segments.sum(summed, offsets), elements)
-        shares = (elements != 0).to(summed.dtype)
-        if self.sequence_weights is not None:
-            shares = shares * self.sequence_weights
-        return ratio((means * shares).sum(), shares.sum()).to(dtype)
-
-
-def compare(predictions: Any, target: Any, sample_weight: Any, reduction: Any) -> Comparison:
-    """Validate the arguments of a loss and align them row by row."""
-    check_reduction(reduction)
-    check_predictions("input", predictions)
-    rows = _rows("target", target, predictions)
-    row_weights, of_sequences, counted = _weigh(sample_weight, predictions, reduction)
-    values = predictions.values
-    if counted is not None:
-        values = _zero_unless(counted, values)
-        # Classes cannot be NaN, and 0 may be no valid class.
-        rows = _zero_unless(counted, rows) if rows.is_floating_point() else rows
-    return Comparison(predictions, values, rows, row_weights, of_sequences, reduction)
-
-
-def _weigh(
-    weights: Any, batch: Ragged, reduction: Reduction
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Return the weights of rows and of sequences, and a mask of the rows with a weight; None for
-    ones.
-    """
-    if weights is None:
-        return None, None, None
-    if isinstance(weights, Ragged):
-        weights._needs_lengths_of("sample_weight", batch, "the predictions")
-        values = weights.values
-        if values.dim() != 1:
-            rule = "a Ragged of one number per element"
-            fix = "pass a Ragged without features, e.g. sample_weight.squeeze(-1)"
-            raise ShapeError(
-                "sample_weight", f"elements of shape {tuple(weights.feature_shape)}", rule, fix
-            )
-        check_tensor("sample_weight", values, batch, "pass real numbers")
-        check_numbers("sample_weight", values)
-        return values.to(wide(batch.dtype)), None, values != 0
-    per_sequence = sequence_weights(weights, batch)
-    spread = segments.spread(per_sequence, batch.offsets, batch.values.shape[0])
-    if reduction == "sequence_mean":
-        return None, per_sequence, spread != 0
-    return spread, None, spread != 0
 
 
 def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
@@ -116,7 +30,7 @@ def sequence_weights(weights: Any, batch: Ragged) -> Tensor:
     )
     if values.shape != (len(batch),):
         rule = f"one number for each of the {len(batch)} sequences"
-        fix = "pass a tensor (B,), or a Ragged for one per element"
+        fix = "pass a tensor (B,)"
         raise ShapeError("sample_weight", f"shape {tuple(values.shape)}", rule, fix)
     check_numbers("sample_weight", values)
     return values.to(wide(batch.dtype))
@@ -207,11 +121,6 @@ def check_untransformed(function: str, argument: str, values: Sequence[Tensor]) 
         raise ArgumentError(argument, got, rule, "use torch.autograd.grad or backward()")
 
 
-def check_reduction(reduction: Any) -> None:
-    """Raise if this is not the name of a reduction of losses per element."""
-    check_choice("reduction", reduction, _REDUCTIONS, "pass e.g. 'mean'")
-
-
 def check_label_reduction(reduction: Any) -> None:
     """Raise if this is not the name of a reduction of losses per sequence."""
     fix = "pass 'mean' for the mean over sequences"
@@ -229,22 +138,6 @@ def check_predictions(name: str, batch: Any) -> None:
         raise ArgumentTypeError(
             name, str(batch.dtype), "of a floating-point dtype", "call .to(torch.float32)"
         )
-
-
-def _rows(name: str, target: Any, batch: Ragged) -> Tensor:
-    """Return the values of a Ragged of targets, one row per element."""
-    if isinstance(target, Ragged):
-        target._needs_lengths_of(name, batch, "the predictions")
-        return check_tensor(name, target.values, batch, "pass real numbers")
-    has_shape = isinstance(target, Tensor) and not target.is_nested
-    shape = f" of shape {tuple(target.shape)}" if has_shape else ""
-    # Repeated over the steps, labels of sequences would train a model without its last().
-    fix = (
-        "for one target per sequence pass out.last() or a pooling to the loss of "
-        "torch.nn.functional, or count it at each element with out.broadcast(target)"
-    )
-    rule = "a Ragged with one target per element of the predictions"
-    raise ArgumentTypeError(name, f"a {type(target).__name__}{shape}", rule, fix)
 
 
 def check_tensor(name: str, tensor: Any, batch: Ragged, fix: str) -> Tensor:
@@ -274,10 +167,3 @@ def check_numbers(name: str, numbers: Tensor) -> None:
         if bool(wrong.any()):
             got = f"{numbers[wrong][0].item()}"
             raise ArgumentError(name, got, "finite numbers of at least 0", "correct or remove it")
-
-
-def _zero_unless(counted: Tensor, rows: Tensor) -> Tensor:
-    """Set rows that do not count to zero; multiplying by 0 would keep a NaN, also in the
-    gradient.
-    """
-    return rows.masked_fill(~counted.view((-1,) + (1,) * (rows.dim() - 1)), 0)

@@ -21,7 +21,7 @@ from raglane.nn.recurrent.porting.xlstm import of_slstm
 
 def import_layer(
     source: Any,
-    kind: Literal["lstm", "gru", "gru_reset_before", "rnn_tanh", "rnn_relu"] | None = None,
+    kind: Literal["lstm", "gru", "gru_reset_before", "rnn", "rnn_relu"] | None = None,
     *,
     node: str | None = None,
 ) -> RecurrentLayer:
@@ -42,8 +42,8 @@ def import_layer(
             - an sLSTM cell of ``xlstm``, or of TiRex: its input is that of the four gates. Or their
               sLSTM layer without a convolution; the result is its recurrence, without the norm that
               follows.
-        kind: of arrays, the name of the cell in ``raglane.cells.CELLS``: ``"lstm"``, ``"gru"``,
-            ``"gru_reset_before"`` (Keras' ``reset_after=False``), ``"rnn_tanh"`` or ``"rnn_relu"``.
+        kind: of arrays, the cell: ``"lstm"``, ``"gru"``, ``"gru_reset_before"`` (Keras'
+            ``reset_after=False``), ``"rnn"`` (with tanh) or ``"rnn_relu"``.
             Of parameters of Flax only for ``"rnn_relu"``, since they do not contain the activation.
             Otherwise None.
         node: the name of the node, or of its first output, in an ONNX model with several.

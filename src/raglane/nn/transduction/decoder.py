@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -13,7 +14,6 @@ from raglane._utils import checks
 from raglane._utils.memory import check_pairs
 from raglane._utils.tracing import never_recorded
 from raglane.nn.losses.ctc import check_classes, check_labels
-from raglane.nn.losses.elements import cross_entropy
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.transduction.attention import KINDS, Block, DecoderAttention, blocks_of
 from raglane.nn.transduction.hypotheses import Hypotheses
@@ -195,7 +195,7 @@ class AttentionDecoder(TokenReader):
             memory: as for the call.
             targets: as for the call.
             hx: as for the call.
-            **options: of :func:`raglane.nn.losses.cross_entropy`, such as ``reduction`` and
+            **options: of :func:`torch.nn.functional.cross_entropy`, such as ``reduction`` and
                 ``label_smoothing``.
 
         Returns:
@@ -205,9 +205,8 @@ class AttentionDecoder(TokenReader):
             ArgumentTypeError, ShapeError, ArgumentError: as for the call.
         """
         logits = self(memory, targets, hx)
-        return cross_entropy(
-            logits, logits._like(targets.concat(self._ends(targets)).values), **options
-        )
+        tokens: Any = logits._like(targets.concat(self._ends(targets)).values)
+        return F.cross_entropy(logits, tokens, **options)
 
     def decode(
         self,

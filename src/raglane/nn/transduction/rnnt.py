@@ -82,7 +82,7 @@ def rnnt_loss(
             calls it again, so tensors that a function reads must not change before; for the
             parameters of a module this is checked.
         blank: the class that means "no label".
-        reduction: as of :func:`~raglane.nn.ctc_loss`: ``"mean"``, the mean over sequences of their
+        reduction: as of :func:`~raglane.transduction.ctc_loss`: ``"mean"``, the mean over sequences of their
             losses per label; ``"sum"``; ``"none"``, the loss of each sequence, times its weight.
         fastemit: lambda of at least 0. Gradients that come through labels are multiplied by 1 +
             lambda, and those that come through blanks are not, so that labels are emitted earlier

@@ -45,7 +45,7 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         "because it would attend across sequences",
         "use rl.nn.Attention, which has the same weights",
     ),
-    (r"ctc_loss", "because it reads padded targets", "call rl.nn.ctc_loss"),
+    (r"ctc_loss", "because it reads padded targets", "call rl.transduction.ctc_loss"),
     (
         r".*_loss|kl_div|binary_cross_entropy.*",
         "because only the functions of torch.nn.functional count each real element once",

@@ -15,8 +15,8 @@ import torch
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane._utils.messages import count_of, first_of, quote, shorten
 from raglane._utils.table import aligned
-from raglane.data.conversion import Progress
-from raglane.data.lengths import (
+from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
+from raglane.data.prepare.lengths import (
     Bin,
     Bucket,
     Distribution,
@@ -26,16 +26,16 @@ from raglane.data.lengths import (
     buckets,
     summary,
 )
-from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
-from raglane.data.statistics import FeatureCounts
+from raglane.data.prepare.statistics import FeatureCounts
+from raglane.data.store.conversion import Progress
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
 from raglane.planner.machine import facts
 from raglane.planner.rows import thin_out
 from raglane.planner.words import range_in_words
+from raglane.runs.configuration import words_of
 from raglane.runs.inspection.reading import Contents
 from raglane.training.model import ModelConfig
-from raglane.training.options import flag_of, options
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.stored import finite, to_json
 
@@ -47,6 +47,8 @@ ORDERS = {
 """The orders of sequences that are compared; ``--bucket`` groups them."""
 
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
+MEASURING = "measuring this machine"
+"""The stage that measures the layer, unless the measurement is cached."""
 
 _Integers = npt.NDArray[np.int64]
 
@@ -216,7 +218,7 @@ def inspect(
     lengths = Distribution.of(contents.lengths)
     sample = thin_out(torch.from_numpy(contents.lengths))[0].numpy()
     drawn = densities(sample)
-    progress.stage("measuring this machine")
+    progress.stage(MEASURING)
     layer = layer_of(settings, contents, settings.embedding)
     advice = plan(
         torch.from_numpy(contents.lengths),
@@ -242,24 +244,6 @@ def inspect(
     )
 
 
-def words_of(chosen: Any, always: str = "") -> list[str]:
-    """Return the flags and values of the options that differ from their defaults."""
-    words: list[str] = []
-    option_of = options(chosen)
-    for field in fields(chosen):
-        value = getattr(chosen, field.name)
-        is_default = value == field.default and field.name != always
-        if field.name not in option_of or value is None or is_default:
-            continue
-        flag = flag_of(type(chosen), field.name)
-        if value is True:
-            words.append(flag)
-        else:
-            for entry in value if isinstance(value, list | tuple) else [value]:
-                words += [flag, str(entry)]
-    return words
-
-
 def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
     """Return settings that follow a recommendation."""
     chosen = replace(
@@ -276,16 +260,15 @@ def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
 def train_line(
     path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings
 ) -> str:
-    """Return the command ``raglane train`` for a shell."""
-    data = []
-    if path is not None:
-        data = ["DATA" if kind == "lengths" else f"{path}"]
-        if data[0].startswith("-"):
-            data = [f"./{path}"]  # Otherwise the path would be parsed as an option.
+    """Return the command ``raglane train``, or ``raglane demo`` without a path, for a shell."""
+    chosen = words_of(settings, "batch_size")
+    if path is None:
+        return shlex.join(["raglane", "demo", *chosen])
+    data = "DATA" if kind == "lengths" else f"{path}"
+    if data.startswith("-"):
+        data = f"./{path}"  # Otherwise the path would be parsed as an option.
     named = [] if format is None else ["--format", format]
-    return shlex.join(
-        ["raglane", "train", *data, *words_of(settings, "batch_size"), *words_of(columns), *named]
-    )
+    return shlex.join(["raglane", "train", data, *chosen, *words_of(columns), *named])
 
 
 QUANTILES = {

@@ -95,8 +95,8 @@ def _advice(inspection: Inspection) -> list[Block]:
             )
         )
     if plan.others:
-        rows = [(name, f"{ratio:.2f}") for name, ratio in plan.others.items()]
-        what = "Training time with other cells of this width, relative to this one"
+        rows = [(name, str(ratio)) for name, ratio in plan.others.items()]
+        what = "Training time with other cells of this width, relative to this one: median, range"
         parts += [Heading("Other cells"), Table(what, ["cell", "time"], rows)]
     return parts
 

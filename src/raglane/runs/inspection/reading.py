@@ -16,17 +16,17 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, require
-from raglane.data.conversion import Progress
+from raglane.data.assemble.pieces import Alike
 from raglane.data.formats import FORMATS, pick
 from raglane.data.formats import read as read_records
-from raglane.data.formats.base import check_readable, check_text, data_error
-from raglane.data.formats.ipc import is_converted, parquet_pieces, read_parquet, readable
-from raglane.data.formats.pieces import Alike
-from raglane.data.fragments import Layout
-from raglane.data.missing import BLOCKS
+from raglane.data.prepare.missing import BLOCKS
+from raglane.data.prepare.statistics import FeatureCounts, Statistics
 from raglane.data.reading import japanese_vowels
 from raglane.data.records import NO_ROLES, Columns, Records, RoleNotes, note_single
-from raglane.data.statistics import FeatureCounts, Statistics
+from raglane.data.sources.files import check_readable, check_text, data_error
+from raglane.data.sources.ipc import is_converted, parquet_pieces, read_parquet, readable
+from raglane.data.store.conversion import Progress
+from raglane.data.store.fragments import Layout
 from raglane.errors import DataError
 from raglane.runs.sources import DEFAULT_DATA
 
@@ -147,7 +147,7 @@ def _note_zeros(records: Records) -> tuple[str, ...]:
 
 def contents_of_folder(path: Path) -> Contents:
     """Return the contents of a converted folder from its statistics, without reading the data."""
-    from raglane.data.shards import Shards
+    from raglane.data.store.shards import Shards
 
     store, _ = Shards.of(path)
     return _contents(

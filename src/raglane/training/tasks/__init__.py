@@ -11,8 +11,8 @@ from typing import Any
 
 from raglane._utils.messages import argument, count_of, quote
 from raglane.data.dataset import Dataset
-from raglane.data.encoders import are_whole
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.encoders import are_whole
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import DataError
 from raglane.training.batches import steps_per_epoch
 from raglane.training.settings import ModelSettings, Settings

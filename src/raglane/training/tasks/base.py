@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings
@@ -72,7 +72,7 @@ class Task(ABC):
         metric: the name of the metric in the history.
         baseline: the name of the rule that the metric is compared with, or None.
         options: the options of predictions that exist for the task: probabilities, top, horizon,
-            beam, n_best.
+            beam_size, n_best.
         kept: buffers of the model with an entry per output, by name, with their initial value.
         class_weights: ``(K,)``, the weight of each class in the training loss, or None.
         model: the model, for tasks whose loss depends on its decoder.

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
-from raglane.data.encoders import IGNORED_CLASS
+from raglane.data.prepare.encoders import IGNORED_CLASS
 from raglane.nn.linear import row_sigmoid
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of
@@ -246,7 +246,7 @@ class _Sets:
             "all_labels_micro_f1": 2 * total / max(total + self.count * len(self.labels), 1),
         }
         columns = {
-            "F1": scores,
+            "f1": scores,
             "precision": self.both / self.predicted,
             "recall": self.both / self.true,
             "threshold": self.thresholds.double(),

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
-from raglane.data.encoders import END
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.encoders import END
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.splitting import characters_in
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of

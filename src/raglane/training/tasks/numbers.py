@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.dataset import Dataset
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of
@@ -160,10 +160,10 @@ class _Errors:
         # R2 is not defined for constant targets.
         explained = torch.where(spread > 0, 1 - error.square().sum(0) / spread, torch.nan)
         errors = {
-            "R2": explained,
-            "MAE": error.abs().mean(0),
-            "RMSE": error.square().mean(0).sqrt(),
-            "mean_MAE": (targets - self.task.mean).abs().mean(0),
+            "r2": explained,
+            "mae": error.abs().mean(0),
+            "rmse": error.square().mean(0).sqrt(),
+            "mean_mae": (targets - self.task.mean).abs().mean(0),
         }
         if self.task.settings.loss_name == "quantile":
             for share, below in zip(shares, each, strict=True):
@@ -273,8 +273,8 @@ class Forecast(Task):
         """Return a row per step: the error of the forecast, of the last known element, of the mean,
         and of a season.
         """
-        names = ["MAE", "persistence_MAE", "even_MAE" if self.is_binary else "mean_MAE"]
-        names += [f"season_{self.season}_MAE"] if self.season else []
+        names = ["mae", "persistence_mae", "even_mae" if self.is_binary else "mean_mae"]
+        names += [f"season_{self.season}_mae"] if self.season else []
         sums = torch.zeros(len(names) + 1, horizon, dtype=torch.float64)
         for batch in batches:
             sequences = [
@@ -384,8 +384,8 @@ class _ForecastErrors:
 
     def measured(self) -> Measured:
         means = (self.sums[:4] / self.sums[4]).tolist()
-        names = ["MAE", "persistence_MAE", "mean_MAE"]
-        names += [f"season_{self.task.season}_MAE"] if self.task.season else []
+        names = ["mae", "persistence_mae", "mean_mae"]
+        names += [f"season_{self.task.season}_mae"] if self.task.season else []
         return Measured(dict(zip(names, means, strict=False)))
 
 

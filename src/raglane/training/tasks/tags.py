@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raglane.data.dataset import Dataset
-from raglane.data.encoders import IGNORED, IGNORED_CLASS, without_ignored
+from raglane.data.prepare.encoders import IGNORED, IGNORED_CLASS, without_ignored
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of
 from raglane.training.settings import ModelSettings
@@ -110,11 +110,11 @@ class Entities(Confusion):
         every = torch.cat([self.counts.sum(1, keepdim=True), self.counts], dim=1).double()
         true, predicted, both = every
         scores = {
-            "F1": 2 * both / (true + predicted).clamp(min=1),
+            "f1": 2 * both / (true + predicted).clamp(min=1),
             "precision": both / predicted.clamp(min=1),
             "recall": both / true.clamp(min=1),
         }
-        names = {"entity_f1": "F1", "entity_precision": "precision", "entity_recall": "recall"}
+        names = {"entity_f1": "f1", "entity_precision": "precision", "entity_recall": "recall"}
         numbers = measured.numbers | {name: float(scores[key][0]) for name, key in names.items()}
         table = tuple(
             {"label": name, **{key: float(score[place]) for key, score in scores.items()}}

@@ -14,11 +14,10 @@ from torch import Tensor
 
 from raglane._utils.messages import argument, count_of
 from raglane.data.dataset import Dataset
-from raglane.data.preprocess import Preprocessor
+from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.splitting import join_tokens
 from raglane.errors import ArgumentError, DataError
-from raglane.nn import edit_distance
-from raglane.nn.transduction.pairs import Edits
+from raglane.nn.transduction.pairs import Edits, edit_distance
 from raglane.ragged import Ragged
 from raglane.segments import offsets_from_lengths
 from raglane.training.batches import Batch
@@ -39,7 +38,7 @@ class Transcribe(Task):
     of any prediction.
     """
 
-    options: ClassVar[tuple[str, ...]] = ("beam", "n_best")
+    options: ClassVar[tuple[str, ...]] = ("beam_size", "n_best")
 
     @staticmethod
     def output_size(preprocessor: Preprocessor) -> int:
@@ -70,9 +69,9 @@ class Transcribe(Task):
         errors = edits.total.sum() * (count / measured if measured else 1)
         return Score(loss, errors, torch.as_tensor(count), torch.zeros(()))
 
-    def meter(self, model: Any, records: Dataset, beam: int | None = None) -> _Errors:  # noqa: ARG002
+    def meter(self, model: Any, records: Dataset, beam_size: int | None = None) -> _Errors:  # noqa: ARG002
         """Return a meter of error rates; the baseline is the commonest target."""
-        return _Errors(self, beam or 1)
+        return _Errors(self, beam_size or 1)
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
         """Raise, because the outputs of elements are no predictions."""
@@ -84,7 +83,7 @@ class Transcribe(Task):
         model: Any,
         batches: Iterable[Ragged],
         *,
-        beam: int | None = None,
+        beam_size: int | None = None,
         n_best: int = 1,
         **options: Any,  # noqa: ARG002
     ) -> dict[str, list[Any]]:
@@ -94,9 +93,9 @@ class Transcribe(Task):
         columns: dict[str, list[Any]] = {"prediction": [], "score": []}
         columns |= {"times": []} if model.decoder.has_times else {}
         columns |= {"n_best": [], "n_best_scores": []} if n_best > 1 else {}
-        beam = beam or (1 if n_best == 1 else max(_BEAM, n_best))
+        beam_size = beam_size or (1 if n_best == 1 else max(_BEAM, n_best))
         for inputs in batches:
-            hypotheses = model.decoder.answer(model(inputs), beam, n_best)
+            hypotheses = model.decoder.answer(model(inputs), beam_size, n_best)
             texts = [self.text(tokens) for tokens in _lists(hypotheses.tokens)]
             scores = hypotheses.scores.tolist()
             times = [] if hypotheses.times is None else _lists(hypotheses.times)
@@ -208,9 +207,9 @@ class _Errors:
     words.
     """
 
-    def __init__(self, task: Transcribe, beam: int) -> None:
+    def __init__(self, task: Transcribe, beam_size: int) -> None:
         self.task = task
-        self.beam = beam
+        self.beam_size = beam_size
         # Per unit: insertions, deletions, substitutions, and units of the targets.
         self.counts = {
             unit: torch.zeros(4, dtype=torch.int64)
@@ -222,7 +221,7 @@ class _Errors:
     def add(self, output: Tensor, batch: Batch) -> None:
         outputs = _outputs(output, batch)
         targets = sequences_of(batch).to("cpu")
-        best = self.task.model.decoder.answer(outputs, self.beam).best().to("cpu")
+        best = self.task.model.decoder.answer(outputs, self.beam_size).best().to("cpu")
         errors = edit_distance(best, targets)
         self._count("token", errors)
         self.exact += int((errors.total == 0).sum())
@@ -281,7 +280,7 @@ def _units(preprocessor: Preprocessor) -> dict[str, Any]:
     split = preprocessor.label_split
     if split is None:
         return {}
-    return {"WER": str.split} if split == "words" else {"CER": list, "WER": str.split}
+    return {"wer": str.split} if split == "words" else {"cer": list, "wer": str.split}
 
 
 def _numbered(*sides: Sequence[Sequence[Any]]) -> tuple[Ragged, ...]:

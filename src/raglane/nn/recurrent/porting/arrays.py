@@ -22,7 +22,7 @@ KINDS: dict[str, Callable[..., RecurrentLayer]] = {
     "lstm": LSTM,
     "gru": GRU,
     "gru_reset_before": partial(GRU, reset_after=False),
-    "rnn_tanh": RNN,
+    "rnn": RNN,
     "rnn_relu": partial(RNN, nonlinearity="relu"),
 }
 Z_R_N = (1, 0, 2)

@@ -35,7 +35,7 @@ def of_flax(params: Mapping[str, Any], kind: str | None) -> RecurrentLayer:
         rule = "cells of one kind in both directions"
         fix = "convert each by itself"
         raise ArgumentError("source", " and ".join(kinds), rule, fix)
-    choices = ("rnn_tanh", "rnn_relu") if kinds[0] == "rnn_tanh" else (kinds[0],)
+    choices = ("rnn", "rnn_relu") if kinds[0] == "rnn" else (kinds[0],)
     chosen = kinds[0] if kind is None else check_choice("kind", kind, choices)
     return layer_of(KINDS[chosen], [arrays for _, arrays in cells])
 
@@ -69,7 +69,7 @@ def _cell_of(params: Mapping[str, Any]) -> tuple[str, Arrays]:
         arrays[f"weight_{side}h"] = torch.cat([kernel for kernel, _ in products], 1).t()
         arrays[f"bias_{side}h"] = torch.cat([bias for _, bias in products])
     rows, columns = arrays["weight_hh"].shape
-    return kind or {4 * columns: "lstm", 3 * columns: "gru"}.get(rows, "rnn_tanh"), arrays
+    return kind or {4 * columns: "lstm", 3 * columns: "gru"}.get(rows, "rnn"), arrays
 
 
 def _plain(key: str) -> str:

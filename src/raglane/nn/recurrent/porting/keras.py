@@ -78,4 +78,5 @@ def _kind_of(layer: Any, reverse: bool) -> str:
     check_option("activation", settings["activation"], *activations)
     check_option("recurrent_activation", settings.get("recurrent_activation", "sigmoid"), "sigmoid")
     gru = "gru" if settings.get("reset_after", False) else "gru_reset_before"
-    return {"LSTM": "lstm", "GRU": gru, "SimpleRNN": f"rnn_{settings['activation']}"}[name]
+    rnn = "rnn" if settings["activation"] == "tanh" else "rnn_relu"
+    return {"LSTM": "lstm", "GRU": gru, "SimpleRNN": rnn}[name]

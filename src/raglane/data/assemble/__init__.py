@@ -1,0 +1,1 @@
+"""Columns and roles to records."""

@@ -1,0 +1,1 @@
+"""The preparation of data for a model: vocabularies, scales, missing values; and statistics."""

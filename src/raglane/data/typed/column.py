@@ -1,0 +1,290 @@
+"""The typed columns of a table: texts as a file has them, or an Arrow column.
+
+Every source of data is read to a mapping of names to columns. A column has two forms, both computed
+when they are first used: numbers, and words as they are written. So a number of a Parquet file
+becomes no text, and ``01`` of a CSV file stays ``01`` where it is an id or a label.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from datetime import timedelta
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from raglane._utils.messages import require
+from raglane.data.typed import decimals
+from raglane.data.typed.decimals import Entries
+
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+
+# Spellings of a missing number, in lower case.
+MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
+
+# Arrow types whose entries are bytes.
+_is_bytes = re.compile(r"(dictionary<values=)?(large_|fixed_size_)?binary(_view)?\b").match
+
+
+class Column(Protocol):
+    """A column of a table: ``N`` entries, as numbers or as words."""
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+
+    def numbers(self) -> tuple[Floats, Bools]:
+        """Return the entries as numbers ``(N,)``, NaN where missing, and which are words."""
+
+    def words(self) -> Entries:
+        """Return the entries as texts ``(N,)``, as they are written; "" where missing."""
+
+    def times(self) -> npt.NDArray[Any] | None:
+        """Return dates as ``datetime64[ns]`` in UTC, if the type of the column says so."""
+
+    def codes(self) -> tuple[Integers, Entries]:
+        """Number the different entries in their order of appearance; return numbers and texts."""
+
+    def same_as(self, rows: Integers) -> Bools:
+        """Return for each row whether its entry equals that in the row ``rows`` names for it.
+
+        Missing entries are equal.
+        """
+
+    def text(self, row: int) -> str:
+        """Return one entry as a text."""
+
+    def take(self, rows: npt.NDArray[Any] | slice) -> Column:
+        """Return the column with these rows, by their numbers or by a mask."""
+
+
+class Written:
+    """A column of texts, such as that of a CSV file: ``entries`` ``(N,)`` of str.
+
+    Example:
+        >>> column = Written(np.array(["1.5", "", "high"], dtype=object))
+        >>> column.numbers()[0].tolist(), column.numbers()[1].tolist()
+        ([1.5, nan, nan], [False, False, True])
+    """
+
+    def __init__(self, entries: Entries) -> None:
+        self.entries = entries
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @cached_property
+    def _numbers(self) -> tuple[Floats, Bools]:
+        return numbers_in(self.entries)
+
+    @cached_property
+    def _codes(self) -> tuple[Integers, Entries]:
+        codes, different = require("pandas", "data").factorize(self.entries)
+        return codes, decimals.without_marks(different)
+
+    def numbers(self) -> tuple[Floats, Bools]:
+        """Return the entries as numbers, and which are words."""
+        return self._numbers
+
+    def words(self) -> Entries:
+        """Return the entries as they are written."""
+        return decimals.without_marks(self.entries)
+
+    def times(self) -> npt.NDArray[Any] | None:
+        """Return None: a text has no type of dates."""
+        return None
+
+    def codes(self) -> tuple[Integers, Entries]:
+        """Number the different entries."""
+        return self._codes
+
+    def same_as(self, rows: Integers) -> Bools:
+        """Return which entries equal those in other rows."""
+        return np.asarray(self.entries == self.entries[rows], dtype=np.bool_)
+
+    def text(self, row: int) -> str:
+        """Return one entry."""
+        return str(self.entries[row])
+
+    def take(self, rows: npt.NDArray[Any] | slice) -> Written:
+        """Return the column with these rows."""
+        column = Written(self.entries[rows])
+        if "_numbers" in vars(self):
+            # They are parsed once, before the rows are sorted.
+            numbers, odd = self._numbers
+            vars(column)["_numbers"] = (numbers[rows], odd[rows])
+        return column
+
+
+class Typed:
+    """A column of Arrow: ``values``, a ``pyarrow.ChunkedArray`` of numbers, dates or texts.
+
+    Example:
+        >>> import pyarrow
+        >>> column = Typed(pyarrow.chunked_array([[3, None, 5]]))
+        >>> column.numbers()[0].tolist(), column.words().tolist()
+        ([3.0, nan, 5.0], ['3', '', '5'])
+    """
+
+    def __init__(self, values: Any) -> None:
+        # Arrow cannot take rows of views of texts.
+        is_view = require("pyarrow.types", "data").is_string_view(values.type)
+        self.values = values.cast("large_string") if is_view else values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def _is_numeric(self) -> bool:
+        types = require("pyarrow.types", "data")
+        kind = self.values.type
+        return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_null(kind))
+
+    @property
+    def _is_text(self) -> bool:
+        return bool(require("pyarrow.types", "data").is_large_string(self.values.type))
+
+    @cached_property
+    def _numbers(self) -> tuple[Floats, Bools]:
+        if self._is_text and (numbers := _parsed(self.values)) is not None:
+            return numbers, np.zeros(len(numbers), dtype=np.bool_)
+        if not self._is_numeric:
+            return numbers_in(self.words())
+        numbers = self.values.cast("double", safe=False).to_numpy()
+        return np.asarray(numbers, dtype=np.float64), np.zeros(len(numbers), dtype=np.bool_)
+
+    @cached_property
+    def _words(self) -> Entries:
+        types = require("pyarrow.types", "data")
+        if types.is_integer(self.values.type):
+            return np.asarray(self.values.cast("string").fill_null("").to_numpy(), dtype=object)
+        if self._is_text:
+            return np.asarray(self.values.fill_null("").to_numpy(), dtype=object)
+        return np.array([_written(value) for value in self.values.to_pylist()], dtype=object)
+
+    @cached_property
+    def _codes(self) -> tuple[Integers, Entries]:
+        pandas = require("pandas", "data")
+        types = require("pyarrow.types", "data")
+        if types.is_integer(self.values.type) and self.values.null_count == 0:
+            codes, different = pandas.factorize(self.values.to_numpy())
+            return codes, np.array(list(map(str, different.tolist())), dtype=object)
+        if types.is_floating(self.values.type):
+            codes, floats = pandas.factorize(self.numbers()[0], use_na_sentinel=False)
+            return codes, np.array(list(map(_written, floats.tolist())), dtype=object)
+        if self._is_text:
+            encoded = self.values.fill_null("").combine_chunks().dictionary_encode()
+            texts = np.asarray(encoded.dictionary.to_numpy(zero_copy_only=False), dtype=object)
+            return encoded.indices.to_numpy().astype(np.int64), texts
+        codes, different = pandas.factorize(self.words())
+        return codes, different
+
+    def numbers(self) -> tuple[Floats, Bools]:
+        """Return the entries as numbers, and which are words."""
+        return self._numbers
+
+    def words(self) -> Entries:
+        """Return the entries as Python writes them."""
+        return self._words
+
+    def times(self) -> npt.NDArray[Any] | None:
+        """Return the dates of a column of times; None for another type."""
+        types = require("pyarrow.types", "data")
+        kind = self.values.type
+        if not (types.is_timestamp(kind) or types.is_date(kind)):
+            return None
+        # Arrow holds times with a zone in UTC.
+        return np.asarray(self.values.cast("timestamp[ns]", safe=False).to_numpy())
+
+    def codes(self) -> tuple[Integers, Entries]:
+        """Number the different entries."""
+        return self._codes
+
+    def same_as(self, rows: Integers) -> Bools:
+        """Return which entries equal those in other rows."""
+        if require("pyarrow.types", "data").is_floating(self.values.type):
+            numbers, _ = self.numbers()
+            others = numbers[rows]
+            return (numbers == others) | (np.isnan(numbers) & np.isnan(others))
+        if self._is_text:
+            compute = require("pyarrow.compute", "data")
+            texts = self.values.fill_null("")
+            return np.asarray(compute.equal(texts, texts.take(rows)).to_numpy(), dtype=np.bool_)
+        codes, _ = self.codes()
+        return codes == codes[rows]
+
+    def text(self, row: int) -> str:
+        """Return one entry."""
+        return _written(self.values[row].as_py())
+
+    def take(self, rows: npt.NDArray[Any] | slice) -> Typed:
+        """Return the column with these rows."""
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(len(self))
+            return Typed(self.values.slice(start, max(stop - start, 0)))
+        if rows.dtype == np.bool_:
+            rows = np.flatnonzero(rows)
+        arrow = require("pyarrow", "data")
+        column = Typed(arrow.chunked_array([self.values.take(arrow.array(rows)).combine_chunks()]))
+        if "_numbers" in vars(self):
+            numbers, odd = self._numbers
+            vars(column)["_numbers"] = (numbers[rows], odd[rows])
+        return column
+
+
+def _parsed(values: Any) -> Floats | None:
+    """Return texts as numbers, NaN where they are empty; None if one may be a word.
+
+    Arrow's numbers are those of Python: the nearest ones.
+    """
+    arrow = require("pyarrow", "data")
+    compute = require("pyarrow.compute", "data")
+    is_missing = compute.equal(values.fill_null(""), "")
+    try:
+        numbers = compute.if_else(is_missing, None, values).cast("double").to_numpy()
+    except arrow.ArrowInvalid:
+        return None
+    floats = np.asarray(numbers, dtype=np.float64)
+    # Arrow reads nan(7) as a number.
+    if np.isnan(floats).sum() > compute.sum(is_missing).as_py():
+        return None
+    return floats
+
+
+def is_bytes(kind: Any) -> bool:
+    """Return True for an Arrow type of bytes, which are no text."""
+    return _is_bytes(str(kind)) is not None
+
+
+def _written(value: Any) -> str:
+    if value is None or value != value:
+        return ""
+    return str(value.total_seconds() if isinstance(value, timedelta) else value)
+
+
+def written(entries: list[str]) -> Written:
+    """Return a column of these texts."""
+    return Written(np.array(entries, dtype=object))
+
+
+def numbers_in(entries: Entries) -> tuple[Floats, Bools]:
+    """Return texts as numbers, NaN where missing, and which entries are neither."""
+    entries = decimals.with_points(entries)
+    text = "".join(entries.tolist())
+    # Python accepts 1_5 and digits of other scripts; in a file they are damage.
+    if text.isascii() and "_" not in text:
+        with suppress(ValueError):
+            numbers = np.where(entries == "", "nan", entries).astype(np.float64)
+            return numbers, np.zeros(len(entries), dtype=np.bool_)
+    # Words and other spellings of missing numbers are parsed more slowly, so each distinct entry is
+    # parsed once.
+    pandas = require("pandas", "data")
+    codes, different = pandas.factorize(entries)
+    numbers = np.asarray(pandas.to_numeric(different, errors="coerce"), dtype=np.float64)
+    odd = np.isnan(numbers)
+    odd[odd] = [word.strip().lower() not in MISSING for word in different[odd].tolist()]
+    return numbers[codes], odd[codes]
