@@ -77,7 +77,7 @@ template <class S> class AttentionBackward : AttentionCall<S> {
     return heads * (blocks + (c_.log_gain ? 1 : 0));
   }
   int64_t numbers() const {
-    return 6 * border * padded_ + padded_ + (border + 1 + most_units()) * unit_size() + 3 * border * columns;
+    return 6 * border * padded_ + padded_ + (border + 1 + most_units()) * unit_size() + 4 * border * columns;
   }
 
   // The gradients of the stabiliser of a head, which without eps would be zeros: a factor of the states and of the
@@ -150,6 +150,7 @@ template <class S> class AttentionBackward : AttentionCall<S> {
       decays_ = take(border * padded), grad_decays_ = take(border * padded), zeros_ = take(padded);
       states_ = take((border + 1) * l_.unit_size()), grads_ = take(l_.most_units() * l_.unit_size());
       errors_ = take(border * columns), written_ = take(border * columns), grad_output_ = take(border * columns);
+      grad_values_ = take(border * columns);
       memset((void*)zeros_, 0, padded * sizeof(A));
     }
 
@@ -187,6 +188,7 @@ template <class S> class AttentionBackward : AttentionCall<S> {
     A* next_;
     int64_t set_, split_, key_head_, b_, first_head_, end_head_, first_block_, end_block_;
     A *q_, *k_, *grad_q_, *grad_k_, *decays_, *grad_decays_, *zeros_, *states_, *grads_, *errors_, *written_, *grad_output_;
+    A* grad_values_;
     int64_t first_;  // element of the current steps
     int count_;
     Factors factors_;
@@ -298,6 +300,9 @@ template <class S> class AttentionBackward : AttentionCall<S> {
         const int64_t row = (first_ + t) * c_.heads + head, at = row * c_.value_size + block * columns;
         A *errors = errors_ + t * columns, *grads = grad_output_ + t * columns;
         const A factor = (A)c_.scale / divisors_[t];
+        // Of the next unit.
+        fetch((const S*)c_.v + at + columns);
+        if (c_.grad_output) fetch((const S*)c_.grad_output + at + columns);
         if (block < 0) {
           errors[0] = 1;
           const A read = ((const A*)c_.reads)[row], size = read < 0 ? -read : read;
@@ -330,11 +335,12 @@ template <class S> class AttentionBackward : AttentionCall<S> {
         for (int column = 0; column < count; column += quad) decays ? advance<true>(t, column) : advance<false>(t, column);
       for (int t = count_ - 1; t >= 0; t--) {
         for (int column = 0; column < count; column += quad) {
-          if (c_.delta) decays ? retreat<true, true>(t, head, block, column, grad) : retreat<true, false>(t, head, block, column, grad);
-          else decays ? retreat<false, true>(t, head, block, column, grad) : retreat<false, false>(t, head, block, column, grad);
+          if (c_.delta) decays ? retreat<true, true>(t, column, grad) : retreat<true, false>(t, column, grad);
+          else decays ? retreat<false, true>(t, column, grad) : retreat<false, false>(t, column, grad);
         }
         if (l_.resets(first_ + t)) memset((void*)grad, 0, l_.unit_size() * sizeof(A));
       }
+      if (block >= 0 && c_.grad_v) write_values(head, block);
     }
 
     // Four columns of a step, forward.
@@ -357,7 +363,7 @@ template <class S> class AttentionBackward : AttentionCall<S> {
     }
 
     // The same backward.
-    template <bool DELTA, bool DECAYS> void retreat(int t, int64_t head, int64_t block, int column, A* grad) {
+    template <bool DELTA, bool DECAYS> void retreat(int t, int column, A* grad) {
       constexpr int N = quad;
       const int64_t padded = l_.padded_, row = t * padded, at = t * columns + column;
       const A *q = q_ + row, *k = k_ + row, *decay = decays_ + row;
@@ -388,11 +394,7 @@ template <class S> class AttentionBackward : AttentionCall<S> {
         grad_gains_[t] = grad_gains_[t] + total * errors_[at + i];
         values[i] = total * factors_.gain[t];
       }
-      if (block >= 0 && c_.grad_v) {
-        const int rest = columns_of(block) - column;
-        store_few((S*)c_.grad_v + ((first_ + t) * c_.heads + head) * c_.value_size + block * columns + column, values,
-                  rest < N ? rest : N);
-      }
+      RAGLANE_EACH grad_values_[at + i] = values[i];
       if constexpr (DELTA || DECAYS) {
         V of_read[N];
         RAGLANE_EACH of_read[i] = splat<V>(-values[i]);
@@ -414,10 +416,12 @@ template <class S> class AttentionBackward : AttentionCall<S> {
         }
       }
     }
-    static void store_few(S* to, const A* values, int count) {
-      A whole[width < quad ? quad : width] = {};
-      for (int i = 0; i < quad; i++) whole[i] = values[i];
-      for (int i = 0; i < count; i += width) store(to + i, load(whole + i), count - i < width ? count - i : width);
+    // A row of v at once: a vector's load must not wait for the stores of single numbers.
+    void write_values(int64_t head, int64_t block) const {
+      const int count = columns_of(block);
+      for (int t = 0; t < count_; t++)
+        write_sum((S*)c_.grad_v + ((first_ + t) * c_.heads + head) * c_.value_size + block * columns,
+                  grad_values_ + t * columns, count);
     }
   };
 };
