@@ -143,58 +143,53 @@ class Operator:
 
     def _second_gradient(self, ctx: Any, *incoming: Any) -> tuple[Tensor | None, ...]:
         """Compute second derivatives by autograd through the loop."""
-        kernel = self._kernel
         (weights,) = incoming
         again = torch.is_grad_enabled()
-        tensors, (offsets, resets), grads = self._parts(ctx.saved_tensors, len(kernel.results))
+        tensors, (offsets, resets), upstream = self._parts(
+            ctx.saved_tensors, len(self._kernel.results)
+        )
+        count = len(tensors)
         with torch.enable_grad():
             # Views, so that a gradient ends here even if one input was computed from another.
-            inputs = [_view(tensor) for tensor in tensors]
-            upstream = [_view(grad) for grad in grads]
-            results = self._loop(tuple(inputs), offsets, resets, *ctx.options)
-            chosen = [
-                tensor
-                for tensor, is_needed in zip(inputs, ctx.needed, strict=True)
-                if is_needed and tensor is not None
-            ]
-            pairs = [pair for pair in zip(results, upstream, strict=True) if pair[1] is not None]
-            first = torch.autograd.grad(
-                [pair[0] for pair in pairs],
-                chosen,
-                [pair[1] for pair in pairs],
-                create_graph=True,
-                allow_unused=True,
-                materialize_grads=True,
-            )
-        chosen_weights = [
-            weight for weight, is_needed in zip(weights, ctx.needed, strict=True) if is_needed
-        ]
-        differentiated = [
-            tensor for tensor in (*inputs, *upstream) if tensor is not None and tensor.requires_grad
-        ]
-        through = [
-            pair
-            for pair in zip(first, chosen_weights, strict=True)
-            if pair[0].requires_grad and pair[1] is not None
-        ]
-        second: Sequence[Tensor | None] = [None] * len(differentiated)
-        if through:
-            second = torch.autograd.grad(
-                [pair[0] for pair in through],
-                differentiated,
-                [pair[1] for pair in through],
-                create_graph=again,
-                allow_unused=True,
-            )
-        computed = iter(second)
-        gradients = [
-            next(computed) if tensor is not None and tensor.requires_grad else None
-            for tensor in (*inputs, *upstream)
-        ]
-        count = len(inputs)
-        unsaved = [None] * len(kernel.reread + kernel.saved)
+            inputs = [_view(tensor) for tensor in (*tensors, *upstream)]
+            results = self._loop(tuple(inputs[:count]), offsets, resets, *ctx.options)
+            chosen = [place for place, is_needed in enumerate(ctx.needed) if is_needed]
+            first = _gradients(results, [inputs[place] for place in chosen], inputs[count:], True)
+        second = _gradients(first, inputs, [weights[place] for place in chosen], again)
+        unsaved = [None] * len(self._kernel.reread + self._kernel.saved)
         rest = [None] * (self._options + 1)
-        return *gradients[:count], None, None, *unsaved, *gradients[count:], *rest
+        return *second[:count], None, None, *unsaved, *second[count:], *rest
+
+
+def _gradients(
+    results: Sequence[Tensor | None],
+    inputs: Sequence[Tensor | None],
+    weights: Sequence[Tensor | None],
+    create_graph: bool,
+) -> list[Tensor | None]:
+    """Return the gradients of weighted results, None for inputs on which none depends."""
+    pairs = [
+        (result, weight)
+        for result, weight in zip(results, weights, strict=True)
+        if weight is not None and result is not None and result.requires_grad
+    ]
+    places = [
+        place
+        for place, tensor in enumerate(inputs)
+        if tensor is not None and tensor.requires_grad and pairs
+    ]
+    gradients: list[Tensor | None] = [None] * len(inputs)
+    if places:
+        computed = torch.autograd.grad(
+            [result for result, _ in pairs],
+            [inputs[place] for place in places],  # type: ignore[misc]
+            [weight for _, weight in pairs],
+            create_graph=create_graph,
+            allow_unused=True,
+        )
+        for place, gradient in zip(places, computed, strict=True):
+            gradients[place] = gradient
+    return gradients
 
 
 def _view(tensor: Tensor | None) -> Tensor | None:
