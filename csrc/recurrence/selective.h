@@ -75,7 +75,8 @@ template <class S> class SelectiveLoops {
   int64_t row_numbers() const { return 2 * border * c_.states + width; }
   int64_t forward_numbers() const { return set_blocks() * 2 * vectors() + row_numbers() + 3 * border * width; }
   int64_t backward_numbers() const {
-    return set_blocks() * (4 * vectors() + 2 * width) + row_numbers() + 4 * border * vectors() + 6 * border * width;
+    return set_blocks() * (4 * vectors() + 2 * width) + row_numbers() + 2 * border * vectors() +
+           (6 + 2 * together) * border * width;
   }
 
   void add_parameters(A* to, int64_t first, int64_t count) {
@@ -133,7 +134,7 @@ template <class S> class SelectiveLoops {
       const int64_t states = l_.set_blocks() * l_.vectors();
       grad_h_ = take(states), grad_a_ = take(states), grad_d_ = take(l_.set_blocks() * width);
       grad_bias_ = take(l_.set_blocks() * width);
-      kept_h_ = take(border * l_.vectors()), kept_a_ = take(border * l_.vectors());
+      kept_h_ = take(border * together * width), kept_a_ = take(border * together * width);
       sums_b_ = take(border * l_.vectors()), sums_c_ = take(border * l_.vectors());
       grad_in_ = take(border * width), grad_dt_ = take(border * width), grad_y_ = take(border * width);
       memset((void*)grad_a_, 0, states * sizeof(A));
@@ -268,11 +269,13 @@ template <class S> class SelectiveLoops {
       const V bias = parameter(c_.dt_bias, block), skip = parameter(c_.D, block);
       // Of the next block, or the first of the next segment.
       const bool is_last = block + 1 == count_;
-      const int64_t next = (segment.first + (is_last ? border : 0)) * c_.channels + channel_of(is_last ? 0 : block + 1);
+      const int64_t further = y ? border : -border, next = segment.first + (is_last ? further : 0);
+      const int64_t begin = next * c_.channels + channel_of(is_last ? 0 : block + 1);
       for (int t = 0; t < segment.count; t++) {
-        const int64_t ahead = next + t * c_.channels;
+        const int64_t ahead = begin + t * c_.channels;
         fetch((const S*)c_.x + ahead), fetch((const S*)c_.dt + ahead);
-        if (y) fetch((const S*)c_.output + ahead);
+        fetch((const S*)(y ? c_.output : c_.grad_output) + ahead);
+        if (!y) fetch((const S*)c_.grad_x + ahead), fetch((const S*)c_.grad_dt + ahead);
         const V x = element(c_.x, segment.first + t, block);
         V d = element(c_.dt, segment.first + t, block) + bias;
         if (c_.softplus) d = soften(d);
@@ -312,8 +315,8 @@ template <class S> class SelectiveLoops {
           exp<A, N>(decay);
         }
         if constexpr (KEEP) {
-          RAGLANE_EACH store(kept_h + t * l_.vectors() + (s + i) * width, state[i]);
-          RAGLANE_EACH store(kept_a + t * l_.vectors() + (s + i) * width, decay[i]);
+          RAGLANE_EACH store(kept_h + (t * N + i) * width, state[i]);
+          RAGLANE_EACH store(kept_a + (t * N + i) * width, decay[i]);
         }
         RAGLANE_EACH state[i] = fma(in, splat_at(B + i), decay[i] * state[i]);
         if constexpr (!KEEP) {
@@ -338,7 +341,7 @@ template <class S> class SelectiveLoops {
         const int64_t at = t * l_.vectors() + s * width;
         V of_in = load(grad_in_ + t * width), of_dt = load(grad_dt_ + t * width);
         RAGLANE_EACH {
-          const V decay = load(kept_a_ + at + i * width), before = decay * load(kept_h_ + at + i * width);
+          const V decay = load(kept_a_ + (t * N + i) * width), before = decay * load(kept_h_ + (t * N + i) * width);
           const V input = splat_at(B + i);
           grad[i] = fma(y, splat_at(C + i), grad[i]);
           store(sums_c_ + at + i * width, fma(y, fma(in, input, before), load(sums_c_ + at + i * width)));
