@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -18,6 +19,7 @@ from cpu_networks import LIBRARY, POISON
 from guarded import chosen_library
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.nn import linear_attention, selective_scan
+from raglane.nn.recurrences.loops import selective_loop
 
 LENGTHS = [3, 0, 1, 70, 2, 33]
 ISAS = [isa for isa in LIBRARY.isas if isa not in ("avx512bf16", "amx")]
@@ -469,6 +471,33 @@ def test_many_steps_stay_accurate(name: str) -> None:
         assert torch.allclose(one.double(), other, atol=1e-5 * float(other.abs().max()), rtol=0)
 
 
+def test_softplus_above_20_in_plain_torch() -> None:
+    """There torch's softplus is the identity, which in float64 is 1e-9 too little."""
+    tensors = scan_inputs(2, 2, 1, [1])
+    tensors |= {"dt": torch.full((1, 2), 20.5, dtype=torch.float64), "x": torch.ones(1, 2).double()}
+    tensors |= {"A": torch.zeros(2, 2).double(), "B": torch.ones(1, 1, 2).double()}
+    del tensors["dt_bias"], tensors["initial_state"]
+    loop = selective_loop(
+        (*(tensors[name] for name in ("x", "dt", "A", "B", "C", "D")), None, None),
+        torch.tensor([0, 1]),
+        None,
+        True,
+        -math.inf,
+        math.inf,
+    )
+    wanted = 20.5 + math.exp(-20.5)
+    for _, state in (loop, run_scan(tensors, [1], softplus=True)):
+        assert torch.allclose(state, torch.full_like(state, wanted), rtol=1e-13, atol=0)
+
+
+def test_eps_counts() -> None:
+    tensors = attention_inputs("mlstm", (1, 2, 8, 8), [40])
+    for eps in (0.0, 0.3):
+        found = run_attention(tensors, [40], eps=eps)
+        wanted = naive.attention(tensors, [40], eps=eps)
+        assert all(map(partial(torch.allclose, atol=1e-10), found, wanted))
+
+
 def test_large_states() -> None:
     """256 keys, and three heads of keys of six heads each, in odd widths."""
     for sizes in ((1, 1, 256, 33), (3, 18, 7, 5)):
@@ -559,6 +588,52 @@ def test_compiled(name: str) -> None:
         strict=True,
     ):
         assert torch.allclose(one, other)
+
+
+def test_autocast_mixes_dtypes() -> None:
+    run, tensors, lengths = small("scan")
+    narrow = {name: tensor.float() for name, tensor in tensors.items()}
+    narrow["x"] = narrow["x"].bfloat16()
+    with pytest.raises(ShapeError, match="like x"):
+        run(narrow, lengths)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = run(narrow, lengths)
+    assert (y.dtype, state.dtype) == (torch.float32, torch.float32)
+    assert torch.allclose(y, run({**narrow, "x": narrow["x"].float()}, lengths)[0])
+
+
+@pytest.mark.parametrize("name", ["scan", "mlstm"])
+def test_vmap(name: str) -> None:
+    run, tensors, lengths = small(name)
+    part = "x" if name == "scan" else "v"
+    both = torch.stack([tensors[part], 2 * tensors[part]])
+    found = torch.func.vmap(lambda one: run({**tensors, part: one}, lengths)[0])(both)
+    for index, one in enumerate(both):
+        assert torch.allclose(found[index], run({**tensors, part: one}, lengths)[0])
+
+
+def test_memory_of_a_training_step() -> None:
+    """Above inputs, outputs and their gradients, at most 1/16 of all states."""
+    lengths, channels, states = [512, 512], 256, 16
+    tensors = {
+        name: tensor.float() for name, tensor in scan_inputs(channels, states, 1, lengths).items()
+    }
+    del tensors["initial_state"]
+    parts = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
+    y, _ = run_scan(parts, lengths)
+    function = y.grad_fn
+    seen = set()
+    saved = 0
+    while function is not None and not hasattr(function, "saved_tensors"):
+        function = function.next_functions[0][0]
+    for tensor in function.saved_tensors:  # type: ignore[union-attr]
+        is_input = any(
+            tensor is not None and tensor.data_ptr() == part.data_ptr() for part in parts.values()
+        )
+        if tensor is not None and not is_input and tensor.data_ptr() not in seen:
+            seen.add(tensor.data_ptr())
+            saved += tensor.numel()
+    assert 0 < saved <= sum(lengths) * channels * states / 16
 
 
 # -- mistakes --------------------------------------------------------------------------------------
