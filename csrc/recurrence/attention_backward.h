@@ -301,8 +301,8 @@ template <class S> class AttentionBackward : AttentionCall<S> {
         A *errors = errors_ + t * columns, *grads = grad_output_ + t * columns;
         const A factor = (A)c_.scale / divisors_[t];
         // Of the next unit.
-        fetch((const S*)c_.v + at + columns);
-        if (c_.grad_output) fetch((const S*)c_.grad_output + at + columns);
+        fetch<S>(c_.v, at + columns);
+        fetch<S>(c_.grad_output, at + columns);
         if (block < 0) {
           errors[0] = 1;
           const A read = ((const A*)c_.reads)[row], size = read < 0 ? -read : read;

@@ -184,11 +184,11 @@ template <class S> class AttentionForward : AttentionCall<S> {
       const int64_t at = ((first + t) * c_.heads + head) * c_.value_size + columns.first;
       const V decay = splat<V>(factors.decay[t]), gain = splat<V>(factors.gain[t]);
       const int64_t ahead = at + rows_ahead * c_.heads * c_.value_size;
-      RAGLANE_EACH fetch((const S*)c_.v + ahead + i * width);
-      RAGLANE_EACH fetch((const S*)c_.output + ahead + i * width);
+      RAGLANE_EACH fetch<S>(c_.v, ahead + i * width);
+      RAGLANE_EACH fetch<S>(c_.output, ahead + i * width);
       for (int64_t key = 0; key < size; key += width) {
-        fetch(q + rows_ahead * rows.stride + key);
-        fetch(k + rows_ahead * rows.stride + key);
+        fetch<A>(q, rows_ahead * rows.stride + key);
+        fetch<A>(k, rows_ahead * rows.stride + key);
       }
       V written[N], output[N];
       RAGLANE_EACH written[i] = load((const S*)c_.v + at + i * width, lanes[i]);

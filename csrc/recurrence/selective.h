@@ -273,9 +273,8 @@ template <class S> class SelectiveLoops {
       const int64_t begin = next * c_.channels + channel_of(is_last ? 0 : block + 1);
       for (int t = 0; t < segment.count; t++) {
         const int64_t ahead = begin + t * c_.channels;
-        fetch((const S*)c_.x + ahead), fetch((const S*)c_.dt + ahead);
-        fetch((const S*)(y ? c_.output : c_.grad_output) + ahead);
-        if (!y) fetch((const S*)c_.grad_x + ahead), fetch((const S*)c_.grad_dt + ahead);
+        fetch<S>(c_.x, ahead), fetch<S>(c_.dt, ahead), fetch<S>(y ? c_.output : c_.grad_output, ahead);
+        if (!y) fetch<S>(c_.grad_x, ahead), fetch<S>(c_.grad_dt, ahead);
         const V x = element(c_.x, segment.first + t, block);
         V d = element(c_.dt, segment.first + t, block) + bias;
         if (c_.softplus) d = soften(d);

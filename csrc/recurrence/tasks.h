@@ -12,8 +12,10 @@ template <class A> RAGLANE_INLINE int64_t whole_vectors(int64_t count) {
   return (count + Lanes<A>::width - 1) / Lanes<A>::width * Lanes<A>::width;
 }
 
-// Read a number ahead of its use; it may be beyond the end of its array.
-template <class T> RAGLANE_INLINE void fetch(const T* from) { __builtin_prefetch(from); }
+// Bring a number to the caches before its use; it may be beyond the ends of its array, which may be null.
+template <class T> RAGLANE_INLINE void fetch(const void* array, int64_t index) {
+  __builtin_prefetch((const void*)((uintptr_t)array + (uintptr_t)index * sizeof(T)));
+}
 
 // Copy `count` numbers and zeros up to whole vectors, times a factor.
 template <class S, class A> RAGLANE_INLINE void copy_row(A* to, const S* from, int64_t count, A factor = 1) {
