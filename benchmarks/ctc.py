@@ -175,7 +175,7 @@ def compare(
     ngram = None
     if grams:
         texts = np.random.default_rng(1).integers(1, classes, (500, 30)).tolist()
-        ngram = rl.transduction.NGram(texts, classes, order=2)
+        ngram = rl.transduction.NGram(texts, classes, n=2)
         write_arpa(ngram, arpa)
     search = rl.transduction.CTCBeamSearch(beam_size=beam, scorer=ngram, scorer_weight=0.5)
     torch.set_num_threads(1)

@@ -1,14 +1,14 @@
 """Live streams: ``raglane serve`` with clients in another process, and the engine alone against
 ONNX Runtime and torch.
 
-    python benchmarks/serving.py server long reconnections > benchmarks/results/serving.md
+    python benchmarks/serving.py server peer long stalls reconnections > benchmarks/results/serving.md
     python benchmarks/serving.py times memory churn bits --threads 1 >> benchmarks/results/serving.md
 
 ``server`` starts the command on one processor and drives it over sockets from another one; a row
 does not count if the clients took more than 70 % of theirs. ``times`` is of the engine in one
 process: giving frames, a step, and reading answers, without a socket. The voice model is the
 detector of examples/voice_activity.py: 16 kHz, frames of 512 samples, 0.68 million multiply-adds.
-``times`` and the peer of ``server`` require ``pip install '.[bench]' onnxscript fastapi``.
+``times`` and ``peer`` require ``pip install '.[bench]' onnxscript fastapi``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from voice_activity import CONTEXT, FRAME, Detector
 
 import raglane as rl
 from raglane.planner.machine import cpu_name
-from raglane.serve import Client, Engine, Stream
+from raglane.serve import Client, Engine
+from raglane.serve.streams import Stream
 
 COUNTS = (1, 64, 1000)
 STATES = (CONTEXT, 128, 128)
@@ -88,7 +89,7 @@ class Ways:
     """The ways to run one frame of each stream; all keep their states from call to call."""
 
     def __init__(self, model: Detector, count: int, threads: int, session: Any) -> None:
-        self.engine = Engine(model, slots=count, features=FRAME, threads=threads)
+        self.engine = Engine(model, max_streams=count, feature_shape=FRAME, threads=threads)
         self.streams = [self.engine.open() for _ in range(count)]
         self.frames = torch.randn(count, FRAME)
         self.parts = list(self.frames.split(1))
@@ -218,6 +219,12 @@ def server(processors: tuple[int, int]) -> None:
         most_clients("ours, most", served, [700, 600, 500, 400, 300, 200], 1, far)
         many = [1400, 1200, 1000, 800, 600]
         most_clients("ours, most", served, many, 100, far)
+
+
+def compared(processors: tuple[int, int]) -> None:
+    """Search the most clients of a few lines of FastAPI that call ONNX Runtime."""
+    near, far = processors
+    print(HEAD, flush=True)
     with peer(near, lambda path: export(make(), path)) as other:
         fewer = [200, 160, 130, 100, 80, 60, 40]
         most_clients("FastAPI, ONNX Runtime", other, fewer, 1, far, compares=False)
@@ -253,7 +260,7 @@ def reconnections(frames: int, seed: int) -> None:
     """Compare what clients receive, whose connections are lost now and then, with offline."""
     cpus = sorted(os.sched_getaffinity(0))
     rng = np.random.default_rng(seed)
-    engine = Engine(make(), slots=1, features=FRAME)
+    engine = Engine(make(), max_streams=1, feature_shape=FRAME)
     off = seen = lost = 0
     with ours(cpus[0]) as served:
         address = f"http://127.0.0.1:{served.port}"
@@ -292,7 +299,7 @@ def reconnections(frames: int, seed: int) -> None:
 
 def calls(count: int = 1000) -> None:
     """Measure a push and a pull of one frame of each stream, without the step."""
-    engine = Engine(make(), slots=count, features=FRAME)
+    engine = Engine(make(), max_streams=count, feature_shape=FRAME)
     streams = [engine.open() for _ in range(count)]
     frames = list(torch.randn(count, 1, FRAME).numpy())
     spent = np.zeros((12, 2))
@@ -319,7 +326,7 @@ def resident() -> int:
 
 
 def memory(count: int = 100_000) -> None:
-    engine = Engine(rl.nn.LSTM(40, 128).eval(), slots=count)
+    engine = Engine(rl.nn.LSTM(40, 128).eval(), max_streams=count)
     frame = torch.randn(1, 40)
 
     def fill(number: int) -> list[Stream]:
@@ -346,7 +353,7 @@ def memory(count: int = 100_000) -> None:
 def churn(count: int) -> None:
     frame = torch.randn(1, 40)
     for slots in (100, 100_000):
-        engine = Engine(rl.nn.LSTM(40, 128).eval(), slots=slots)
+        engine = Engine(rl.nn.LSTM(40, 128).eval(), max_streams=slots)
         others = [engine.open() for _ in range(slots - 1)]
         spent = np.zeros((10_000, 2))
         for place in range(len(spent)):
@@ -359,7 +366,7 @@ def churn(count: int) -> None:
         print(
             f"{slots} slots, {len(others)} other streams: open {one:.1f} us, close {other:.1f} us."
         )
-    engine = Engine(rl.nn.LSTM(40, 128).eval(), slots=1000)
+    engine = Engine(rl.nn.LSTM(40, 128).eval(), max_streams=1000)
 
     def stepped() -> None:
         with engine.open() as stream:
@@ -381,8 +388,8 @@ def churn(count: int) -> None:
 
 def bits(threads: int, frames: int, seed: int) -> None:
     rng, model, off, seen = np.random.default_rng(seed), Detector().eval(), 0, 0
-    engine = Engine(model, slots=100, features=FRAME, threads=threads, chunk=5)
-    whole = Engine(model, slots=1, features=FRAME, threads=1)
+    engine = Engine(model, max_streams=100, feature_shape=FRAME, threads=threads, chunk=5)
+    whole = Engine(model, max_streams=1, feature_shape=FRAME, threads=1)
     while seen < frames:
         calls = [torch.randn(int(length), FRAME) for length in rng.integers(50, 150, 100)]
         streams, at = [engine.open() for _ in calls], [0] * len(calls)
@@ -417,6 +424,7 @@ def main() -> None:
         "times",
         "calls",
         "server",
+        "peer",
         "long",
         "stalls",
         "reconnections",
@@ -448,7 +456,7 @@ def main() -> None:
     torch.manual_seed(options.seed)
     torch.set_num_threads(options.threads)
     cpus = sorted(os.sched_getaffinity(0))
-    if options.threads == 1 and not {"server", "long", "stalls", "reconnections"} & {
+    if options.threads == 1 and not {"server", "peer", "long", "stalls", "reconnections"} & {
         *options.parts
     }:
         os.sched_setaffinity(0, {cpus[-1]})
@@ -456,6 +464,7 @@ def main() -> None:
     run: dict[str, Callable[[], None]] = {
         "times": partial(times, options.threads),
         "server": partial(server, (cpus[0], cpus[-1])),
+        "peer": partial(compared, (cpus[0], cpus[-1])),
         "long": partial(
             long_run, (cpus[0], cpus[-1]), options.seconds, options.clients, options.per_socket
         ),

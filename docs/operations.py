@@ -103,6 +103,7 @@ _REFUSED = {
     "vmap": "An error within `torch.vmap`",
     "grad": "An error within `torch.func.grad`",
     "jvp": "Over steps, an error within `torch.func.jvp`",
+    "onnx": "An error within `rl.export.onnx`",
 }
 _OWN_STEPS = ("flip", "gather", "take_along_dim", "index_select")
 
@@ -132,8 +133,12 @@ A `rl.Ragged` means what a tensor `(B, *, *features)` would mean in which only r
 sequences, dimension 1 the steps, the others the features; without `dim` a function reads all real values. Functions and
 methods have the arguments, results and gradients of PyTorch's for each sequence. `r.shape` is `(B, None, *features)`.
 Type checkers see a tensor with these methods, so that functions of torch accept it. All functions are right in
-`torch.compile`, `torch.export`, `torch.func.grad`, `torch.func.jvp` and `torch.vmap` except where it is noted;
-`torch.compile` does not trace the operator `~r`: call `torch.logical_not(r)`.
+`torch.compile`, `torch.export`, `torch.func.grad`, `torch.func.jvp`, `torch.vmap` and `rl.export.onnx` except where it
+is noted; what is an error within `torch.export` is one within `rl.export.onnx`. `torch.compile` does not trace the
+operator `~r`: call `torch.logical_not(r)`.
+
+A step that a sequence does not have, or the maximum of an empty sequence, is an error. In graphs it is an assertion. A
+file of ONNX has no assertions: ONNX Runtime raises an error of an index out of bounds on a CPU.
 `python docs/operations.py` writes this page.
 
 {sections}

@@ -101,7 +101,7 @@ class Streams:
     """Acts by one engine: a stream per environment."""
 
     def __init__(self, policy: Policy, count: int) -> None:
-        self.engine = Engine(policy, slots=count)
+        self.engine = Engine(policy, max_streams=count)
         self.streams = [self.engine.open() for _ in range(count)]
 
     def act(self, places: Places, observations: npt.NDArray[np.float32]) -> Tensor:
@@ -233,8 +233,8 @@ def main(arguments: Sequence[str] | None = None) -> float:
     actor = Streams(policy, count)
     played = play(actor, Poles(count, seed=1), options.ticks, share=0.5)
     whole = actor.engine.run(rl.Ragged(played.observations))
-    is_equal = torch.equal(torch.cat(played.outputs), whole.values[:, 0])
-    print(f"{count} environments, {len(whole.values)} steps; equal to whole episodes: {is_equal}")
+    is_equal = torch.equal(rl.Ragged(played.outputs), whole.squeeze(-1))
+    print(f"{count} environments, {whole.numel()} steps; equal to whole episodes: {is_equal}")
     looped = play(Loop(policy, count), Poles(count, seed=1), 20, share=0.5)
     ratio = looped.seconds / played.seconds
     print(

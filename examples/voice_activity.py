@@ -299,16 +299,15 @@ def main(arguments: Sequence[str] | None = None) -> float:
         train(model, speech, options.steps)
         if options.weights is not None:
             torch.save(model.state_dict(), options.weights)
-    engine = Engine(model.eval(), slots=max(1000, options.calls), features=FRAME)
+    engine = Engine(model.eval(), max_streams=max(1000, options.calls), feature_shape=FRAME)
     calls, voiced = zip(*[example(new) for _ in range(options.calls)], strict=True)
     served = live(engine, calls)
     whole = engine.run(rl.Ragged(list(calls)))
     is_equal = all(torch.equal(one, other) for one, other in zip(served, whole, strict=True))
-    print(
-        f"{len(calls)} live calls, {len(whole.values)} frames: equal to whole sequences: {is_equal}"
-    )
-    found, right = whole.values[:, 0] > 0, torch.cat(voiced) > 0
-    hits, rejections = found[right].float().mean().item(), (~found[~right]).float().mean().item()
+    print(f"{len(calls)} live calls, {whole.numel()} frames: equal to whole sequences: {is_equal}")
+    found, right = whole.squeeze(-1) > 0, rl.Ragged(list(voiced)) > 0
+    hits = found[right].float().mean().item()
+    rejections = (~found[~right]).float().mean().item()
     accuracy = (hits + rejections) / 2
     print(f"frames with a voice found: {hits:.3f}; frames without one rejected: {rejections:.3f}")
     print(f"balanced accuracy of new voices {accuracy:.4f}")

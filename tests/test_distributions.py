@@ -81,3 +81,15 @@ def test_mistakes() -> None:
     ):
         with pytest.raises((ArgumentTypeError, AttributeError), match=r"rl\.distributions"):
             make()
+
+
+@pytest.mark.parametrize("options", [{}, {"validate_args": False}])
+@pytest.mark.parametrize("name", ["Categorical", "Normal", "Bernoulli"])
+def test_those_of_torch_name_ours(name: str, options: dict[str, bool]) -> None:
+    given = parameters(name)
+    message = rf"^[^\n]+because[^\n]+[Uu]se[^\n]*{name}[^\n]+rl\.distributions[^\n]+$"
+    with pytest.raises((ArgumentTypeError, AttributeError), match=message):
+        getattr(torch.distributions, name)(**given, **options)
+    if name == "Normal":
+        with pytest.raises(ArgumentTypeError, match=message):
+            torch.distributions.Normal(0.0, given["scale"], **options)

@@ -233,7 +233,7 @@ REFUSED: dict[str, Call] = {
     "rl.transduction.NGram": lambda v, n: rl.transduction.NGram(
         ragged(tags(v), n), num_tokens=FEATURES
     )(ragged(tags(v), n), n),
-    "rl.data.observations": lambda v, n: rl.data.observations(ragged(v, n)),
+    "rl.data.mark_missing": lambda v, n: rl.data.mark_missing(ragged(v, n)),
 }
 
 # Not computed from tensors, or not possible in a trace.

@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[1]
             """AttentionDecoder CTCBeamSearch NGram Transducer beam_search ctc_align ctc_greedy_search ctc_loss
             edit_distance rnnt_loss soft_dtw""",
         ),
-        (rl.nn.init, "chrono_ forget_bias_ orthogonal_ xavier_"),
+        (rl.nn.init, "chrono_ forget_bias_ orthogonal_ xavier_uniform_"),
         (
             rl.packing,
             """PackedSequence invert_permutation pack_padded_sequence pack_sequence pad_packed_sequence pad_sequence

@@ -213,7 +213,7 @@ def trial(
 
 def _differing(facts: Facts, seed: int) -> int:
     """Return the number of answers whose bits are not those of whole sequences."""
-    engine = Engine(make(), slots=1, features=FRAME)
+    engine = Engine(make(), max_streams=1, feature_shape=FRAME)
     frames = torch.from_numpy(frames_of(seed, FRAME))
     off = 0
     for number, answers in enumerate(facts.answers):

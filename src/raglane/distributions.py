@@ -30,8 +30,8 @@ class _Distribution:
 
     _of_torch: ClassVar[Any]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        batches = [value for value in (*args, *kwargs.values()) if isinstance(value, Ragged)]
+    def __init__(self, **kwargs: Any) -> None:
+        batches = [value for value in kwargs.values() if isinstance(value, Ragged)]
         name = type(self).__name__
         if not batches:
             fix = f"call torch.distributions.{name} for tensors"
@@ -40,12 +40,9 @@ class _Distribution:
         self._batch = max(batches, key=lambda batch: batch.ndim)
         for batch in batches:
             batch._needs_lengths_of("parameters", self._batch, "the other parameters")
-        if not self._batch.values.shape[0]:  # torch's checks of empty tensors fail
-            kwargs.setdefault("validate_args", False)
-        self.of_rows = self._of_torch(
-            *[self._rows(value) for value in args],
-            **{key: self._rows(value) for key, value in kwargs.items()},
-        )
+        if not self._batch.values.shape[0] and kwargs["validate_args"] is None:
+            kwargs["validate_args"] = False  # torch's checks of empty tensors fail
+        self.of_rows = self._of_torch(**{key: self._rows(value) for key, value in kwargs.items()})
 
     def _rows(self, value: Any) -> Any:
         return rows_of(type(self).__name__, value, self._batch)
@@ -101,6 +98,14 @@ class Categorical(_Distribution):
 
     _of_torch = torch.distributions.Categorical
 
+    def __init__(
+        self,
+        probs: Ragged | None = None,
+        logits: Ragged | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        super().__init__(probs=probs, logits=logits, validate_args=validate_args)
+
 
 class Normal(_Distribution):
     """A normal distribution per number: ``Normal(loc, scale)``, of which one may be a number, or a
@@ -113,6 +118,14 @@ class Normal(_Distribution):
     """
 
     _of_torch = torch.distributions.Normal
+
+    def __init__(
+        self,
+        loc: Ragged | Tensor | float,
+        scale: Ragged | Tensor | float,
+        validate_args: bool | None = None,
+    ) -> None:
+        super().__init__(loc=loc, scale=scale, validate_args=validate_args)
 
     def rsample(self) -> Any:
         """Draw a value for each element, with gradients of the parameters."""
@@ -128,3 +141,11 @@ class Bernoulli(_Distribution):
     """
 
     _of_torch = torch.distributions.Bernoulli
+
+    def __init__(
+        self,
+        probs: Ragged | None = None,
+        logits: Ragged | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        super().__init__(probs=probs, logits=logits, validate_args=validate_args)

@@ -10,7 +10,7 @@ The tree::
     │   └── DataError                            a file, column or record that cannot be used
     │       └── CheckpointError                  a saved model that cannot be read
     ├── ArgumentTypeError (also TypeError)       an argument of the wrong type, or a torch function without Ragged
-    ├── BusyError                                an engine without a free slot, or with a full queue
+    ├── BusyError                                an engine with as many streams as it can have, or with a full queue
     ├── ClosedError                              a stream or an engine that is closed
     ├── DivergedError                            a training whose loss diverged
     ├── LostRankError                            a distributed training in which a process died
@@ -133,19 +133,13 @@ class DataError(ArgumentError):
     fixes: Mapping[str, str] = {}
 
 
-class UnfitColumnError(DataError):
-    """No column has the type that a task needs, or several ``candidates`` have (internal)."""
-
-    candidates: tuple[str, ...] = ()
-
-
 class CheckpointError(DataError):
     """A saved model cannot be read."""
 
 
 class BusyError(RaglaneError):
-    """An engine has no slot or no room in a queue. The call changed nothing, and can be repeated
-    later.
+    """An engine has no room for another stream, or for more frames in a queue. The call changed
+    nothing, and can be repeated later.
     """
 
 

@@ -108,7 +108,7 @@ def test_observations_are_the_papers(is_even: bool) -> None:
             for length in batch.lengths.tolist()
         ]
     )
-    made = rl.data.observations(batch, None if is_even else gaps)
+    made = rl.data.mark_missing(batch, None if is_even else gaps)
     for own, series, times in zip(made.to_list(), batch.to_list(), gaps.to_list(), strict=True):
         torch.testing.assert_close(own.double(), _blocks(series, times), rtol=1e-6, atol=1e-6)
     assert torch.equal(made.offsets, batch.offsets)
@@ -135,7 +135,7 @@ def test_a_state_and_a_value_are_trusted_less_with_time() -> None:
 def test_a_layer_learns_how_fast_to_forget() -> None:
     """Every decay of a new layer has a gradient: none begins where it could never move."""
     layer: Any = rl.nn.GRUD(3 * C, H)
-    out, _ = layer(rl.data.observations(rl.Ragged([_series(20).float() for _ in range(4)])))
+    out, _ = layer(rl.data.mark_missing(rl.Ragged([_series(20).float() for _ in range(4)])))
     out.values.square().sum().backward()
     assert bool(layer.weight_dx_l0.grad.ne(0).all())
     assert bool(layer.weight_dh_l0.grad.ne(0).all())
@@ -203,15 +203,15 @@ BATCH = rl.Ragged([torch.zeros(3, C)])
         (lambda: rl.nn.SLSTM(3, 6, num_heads=0), "num_heads must be .*got 0"),
         (lambda: rl.nn.GRUD(4, H), "input_size must be a multiple of 3.*, got 4"),
         (
-            lambda: rl.data.observations(rl.Ragged([torch.zeros(3)])),
+            lambda: rl.data.mark_missing(rl.Ragged([torch.zeros(3)])),
             r"batch must be .*torch\.float32 values of shape",
         ),
         (
-            lambda: rl.data.observations(rl.Ragged([torch.zeros(3, C).long()])),
+            lambda: rl.data.mark_missing(rl.Ragged([torch.zeros(3, C).long()])),
             r"batch must be .*torch\.int64 values",
         ),
-        (lambda: rl.data.observations(BATCH, rl.Ragged([torch.zeros(2)])), "gaps"),
-        (lambda: rl.data.observations(torch.zeros(3, C)), "batch must be "),  # type: ignore[arg-type]
+        (lambda: rl.data.mark_missing(BATCH, rl.Ragged([torch.zeros(2)])), "gaps"),
+        (lambda: rl.data.mark_missing(torch.zeros(3, C)), "batch must be "),  # type: ignore[arg-type]
         (
             lambda: rl.nn.CfC(D, H, gap_column=3),
             "gap_column must be one of the input's 3 columns.*, got 3",

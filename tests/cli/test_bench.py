@@ -66,7 +66,7 @@ def test_lengths_of_a_file(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.M
     ("options", "pieces"),
     [
         (["--cells", "lstm,foo"], ["cells must be ... got 'foo'", "lstm, gru, rnn"]),
-        (["--cells", "lstm,,gru"], ["cells must be ... got 'lstm,,gru'"]),
+        (["--cells", "lstm,,gru"], ["cells must be ... got 'gru,lstm,,gru'"]),
         (["--modes", "test"], ["modes must be ... got 'test'"]),
         (["--sizes", "8x64"], ["sizes must be ... got '8x64'", "64x256x256"]),
         (["--sizes", "0x4x4"], ["sizes must be ... got '0x4x4'"]),

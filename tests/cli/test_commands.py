@@ -380,3 +380,44 @@ def test_a_flag_can_be_undone(work: Path, tmp_path: Path) -> None:
     undone = ["--config", str(config), "--no-bidirectional", "--output", str(folder)]
     assert main([*train, *undone]) == 0
     assert not json.loads((folder / "run.json").read_text())["settings"]["bidirectional"]
+
+
+def test_lists_are_repeated_or_have_commas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capsys
+) -> None:
+    """A column whose name has a comma is one column."""
+    monkeypatch.chdir(tmp_path)
+    rows: list[list[Any]] = [["id", "a", "b", '"d,e"', "y"]]
+    rows += [[f"s{n}", n, n % 3, -n, "uv"[n % 2]] for n in range(12) for _ in range(2)]
+    _write_csv(Path("ok.csv"), rows)
+    train = ["train", "ok.csv", "--label-column", "y", *FAST, "--dry-run"]
+    for words, channels in (
+        (["a,b"], 2),
+        (["a", "b"], 2),
+        (["a, b", "d,e"], 3),
+        (["d,e"], 1),
+        (["d,e,a"], None),
+        (["a,c"], None),
+    ):
+        named = [word for name in words for word in ("--feature-column", name)]
+        if channels is None:
+            fails(
+                [*train, *named], capsys, "no column 'd'" if "d,e,a" in words else "no column 'c'"
+            )
+        else:
+            number = f"{channels} channel" + "s" * (channels > 1)
+            prints([*train, *named], capsys, f" elements of {number}")
+    convert = ["convert", "ok.csv", "made", "--label-column", "y", "--feature-column", "a,b"]
+    prints(convert, capsys, "2 channels")
+    quantiles = ["--task", "forecast", "--loss", "quantile", "--quantile", "0.1,0.5"]
+    named = ["--feature-column", "a,b", "--output", "run"]
+    command = ["train", "ok.csv", *named, *quantiles, "--quantile=0.9", *FAST, "--quiet"]
+    assert main(command) == 0
+    settings = json.loads(Path("run/run.json").read_text())["settings"]
+    assert settings["quantile"] == [0.1, 0.5, 0.9]
+    bench = ["bench", "--cells", "gru", "--cells=rnn", "--sizes", "3x5x4", "--modes", "infer"]
+    table = json.loads(prints([*bench, "--json", "-"], capsys))[0]
+    assert [row[0] if isinstance(row, list) else row["cell"] for row in table["rows"]] == [
+        "gru",
+        "rnn",
+    ]

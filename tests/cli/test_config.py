@@ -180,7 +180,7 @@ def test_of_data_in_memory_the_file_says_that_it_must_be_named(
         epochs=1,
         hidden_size=2,
         validation_fraction=0,
-        out=out,
+        output=out,
     )
     again = ["train", "--config", str(out / "run.toml"), "--output", str(tmp_path / "again")]
     fails(again, capsys, "an empty path; name a file")
@@ -250,7 +250,7 @@ def _page(command: str) -> str:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
         patch.setenv("COLUMNS", "300")
-        assert main([command, "--help-all" if command == "train" else "--help"]) == 0
+        assert main([command, "--help-all"]) == 0
     return re.sub(r"[│\s]+", " ", printed.getvalue())
 
 

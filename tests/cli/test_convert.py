@@ -123,7 +123,7 @@ def test_a_model_of_converted_data_is_that_of_the_data(options: tuple[str, ...])
     _words("more.jsonl", 10)
     assert main(["convert", "words.jsonl", "words", "--quiet"]) == 0
     _same("words.jsonl", "words", *options)
-    with mock.patch("raglane.data.sources.ipc.read", None):
+    with mock.patch("raglane.data.sources.ipc.table", None):
         _run("words", "unread", *options)
 
 

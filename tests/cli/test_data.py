@@ -47,7 +47,7 @@ def test_features_from_training_to_prediction(tmp_path: Path, capsys: Capsys) ->
         "hidden_size": 4,
         "threads": 1,
     }
-    own = rl.fit(data, out=tmp_path / "own", **columns, **settings)
+    own = rl.fit(data, output=tmp_path / "own", **columns, **settings)
     assert tree(tmp_path / "own" / "best") == tree(run / "best")
     assert own.preprocessor.categories == (3, 3)
     assert main(["evaluate", str(run), str(data)]) == 0

@@ -334,7 +334,7 @@ def test_parts_that_cannot_be_had_are_refused_before_anything_is_read(
 
 def test_ctrl_c_prints_one_line(capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "raglane.data.store.stores.fetched", mock.Mock(side_effect=KeyboardInterrupt)
+        "raglane.data.sources.locations.fetched", mock.Mock(side_effect=KeyboardInterrupt)
     )
     assert main(["inspect", "s3://a/b.csv"]) == 130
     assert capsys.readouterr().err.strip() == "raglane: error: stopped"

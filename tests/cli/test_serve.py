@@ -68,7 +68,7 @@ def test_a_signal_drains(runs: Path, number: int) -> None:
         assert (stream.close_code, stream.close_reason) == (1001, "the server is closing")
     assert command.end() == 0, command.errors()
     assert command.errors() == ""
-    engine = Engine(rl.load(runs / "one"), slots=1)
+    engine = Engine(rl.load(runs / "one"), max_streams=1)
     assert torch.equal(torch.tensor(found), engine.run(rl.Ragged([values])).values)
     assert answers[-1]["at"] == 20_000
     again = engine.open(base64.b64decode(answers[-1]["state"]))
@@ -174,9 +174,9 @@ def test_layers_and_modules(runs: Path) -> None:
     assert "model: one (classify) model: detector (module) model: other (module)" in printed
     torch.manual_seed(0)
     layers = [torch.nn.Linear(5, 3), rl.nn.GRU(3, 4)]
-    engine = Engine(layers, slots=1, renew=4, warm_up=1)
+    engine = Engine(layers, max_streams=1, renew=4, warm_up=1)
     values = torch.randn(6, 5)
-    whole = Engine(layers, slots=1).run(rl.Ragged([values])).values
+    whole = Engine(layers, max_streams=1).run(rl.Ragged([values])).values
     expected = engine.run(rl.Ragged([values])).values
     assert not torch.equal(expected, whole)
     assert torch.equal(_streamed(where, "detector", values), expected.flatten())
@@ -248,7 +248,7 @@ def test_hosts_of_an_address(host: str, address: str, hosts: list[str] | None) -
     [
         (["nothing"], ["nothing must be the folder of a run"]),
         ([], ["RUN must be a run, or --model, got none"]),
-        (["one", "--features", "3"], ["--features must be passed with --model"]),
+        (["one", "--feature-shape", "3"], ["--feature-shape must be passed with --model"]),
         (["--model", "detectors"], ["--model must be package.module:function", "'detectors'"]),
         (["--model", "a b:c"], ["--model must be package.module:function"]),
         (["one", "--model", "one=json:dumps"], ["--model must be different names", "'one'"]),

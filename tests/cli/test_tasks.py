@@ -206,7 +206,7 @@ def test_language_models(tmp_path: Path, capsys: Capsys) -> None:
             "bits per character ",
         )
         lines = prints(
-            ["sample", run, "--count", "3", "--prompt", "the cat", "--length", "4"], capsys
+            ["sample", run, "--count", "3", "--prompt", "the cat", "--max-length", "4"], capsys
         ).splitlines()
         assert len(lines) == 3
         assert all(line.startswith("the cat") for line in lines)

@@ -13,7 +13,7 @@ import pytest
 import raglane as rl
 from commands import FAST, Capsys, prints
 from raglane.cli import main
-from raglane.data.store import stores
+from raglane.data.sources import locations
 
 _DATA = "sequence,kind\naab,x\nabb,y\nba,x\nbb,y\n"
 
@@ -28,7 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "epochs": 1,
         "hidden_size": 2,
     }
-    rl.fit(folder / "data.csv", out=folder / "run", validation_fraction=0, **options)
+    rl.fit(folder / "data.csv", output=folder / "run", validation_fraction=0, **options)
     return folder / "run"
 
 
@@ -43,7 +43,7 @@ def run(trained: Path) -> str:
 
 def _age(days: float) -> None:
     """Let all copies be older."""
-    for place in stores.copies().iterdir():
+    for place in locations.copies().iterdir():
         os.utime(place, (time.time() - days * 86400,) * 2)
 
 
@@ -61,7 +61,7 @@ def test_results_of_a_run_at_a_url_are_in_the_current_folder(run: str) -> None:
         "confusion.png",
         "confusion.txt",
     }
-    assert not list(stores.copies().rglob("evaluation.json"))
+    assert not list(locations.copies().rglob("evaluation.json"))
     assert main(["predict", run, "memory://there/data.csv", "-o", "predictions.csv"]) == 0
     assert len(Path("predictions.csv").read_text().splitlines()) == 5
 
@@ -95,25 +95,25 @@ def test_old_copies_are_removed_when_another_is_made(
         "0",
     ]
     assert main([*train, "--output", "one", "--epochs", "1"]) == 0
-    (place,) = stores.copies().iterdir()
+    (place,) = locations.copies().iterdir()
 
     def kept_after_another() -> bool:
-        stores.fetched("memory://there/run")
+        locations.fetched("memory://there/run")
         return place.exists()
 
     _age(29)
     assert kept_after_another()
     with monkeypatch.context() as full:
-        full.setattr(stores, "_ROOM", 0)
+        full.setattr(locations, "_ROOM", 0)
         _age(1)
         assert kept_after_another()
         _age(3)
         assert not kept_after_another()
-    stores.fetched("memory://there/data.csv")
+    locations.fetched("memory://there/data.csv")
     assert kept_after_another()
     _age(31)
     assert not kept_after_another()
     # The copy that is fetched remains, however large it is.
-    assert len(list(stores.copies().iterdir())) == 1
+    assert len(list(locations.copies().iterdir())) == 1
     # A run whose data was removed is resumed with the URL.
     assert main([*train, "--output", "one", "--epochs", "2", "--resume"]) == 0

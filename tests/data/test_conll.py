@@ -8,6 +8,7 @@ import pytest
 
 import raglane as rl
 from raglane.data import Columns, Dataset
+from raglane.data.assemble.answers import filled
 from raglane.data.assemble.pieces import sift
 from raglane.data.formats import pick
 from raglane.data.sources import conll
@@ -181,7 +182,11 @@ def test_pieces_are_the_whole(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text(_NER)
     for start, expected in (((), 3), ((3,), 0)):
-        parts = [part for piece in conll.pieces(path, _TAG, start) for part in sift(piece, None)]
+        parts = [
+            part
+            for piece in pick(path, "conll").pieces(path, _TAG, start)
+            for part in sift(piece, None)
+        ]
         assert sum(map(len, parts)) == expected
     folder = tmp_path / "converted"
     rl.data.convert(path, folder, _TAG)
@@ -194,7 +199,7 @@ def test_filled_changes_only_the_labels(tmp_path: Path, text: str) -> None:
     path.write_bytes(text.encode())
     answers = [["X", "Z"], ["Z", "W"], ["V"]]
     data = rl.data.read(path, _TAG)
-    path.write_bytes(conll.filled(path, data.columns, answers))
+    path.write_bytes(filled(path, data.columns, answers))
     again = rl.data.read(path, Columns(task="tag", label="4"))
     assert [tags for _, tags in _sentences(again)] == answers
     mark = "\t" if "\t" in text else " "
@@ -208,9 +213,9 @@ def test_filled_adds_a_column_to_words_without_labels(tmp_path: Path) -> None:
     path = tmp_path / "a.conll"
     path.write_text("a\nb\n\nc")
     columns = Columns(task="tag", label="4")
-    assert conll.filled(path, columns, [["X", "Y"], ["Z"]]) == b"a X\nb Y\n\nc Z"
+    assert filled(path, columns, [["X", "Y"], ["Z"]]) == b"a X\nb Y\n\nc Z"
     with pytest.raises(DataError, match="1 labels for 3 words"):
-        conll.filled(path, columns, [["X"]])
+        filled(path, columns, [["X"]])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ import pytest
 from raglane._utils.lock import locked
 from raglane.data import FORMATS, Columns, Dataset, Statistics, convert, read
 from raglane.data.records import Records, offsets_of
-from raglane.data.store.stores import fingerprint
+from raglane.data.sources.locations import fingerprint
 from raglane.errors import ArgumentError, DataError
 from small_files import asked, refused, same, small_steps, write_table, written
 
@@ -118,7 +118,7 @@ def test_a_conversion_that_was_done_is_not_done_again(tmp_path: Path) -> None:
 def test_a_fingerprint_is_of_size_ends_and_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("raglane.data.store.stores._EDGE", 2)
+    monkeypatch.setattr("raglane.data.sources.locations._EDGE", 2)
     found = [
         fingerprint(str(_rows(tmp_path / "a", [text])))
         for text in ("abcde", "Xbcde", "abcdX", "abcdde")

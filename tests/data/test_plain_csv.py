@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from raglane.data import Columns, read
+from raglane.data import Columns, convert, read
+from raglane.data.assemble.pieces import attempt
 from raglane.data.sources import csv, plain_csv
 from raglane.data.typed.column import Typed, Written, numbers_in
 from raglane.errors import DataError
@@ -38,7 +40,7 @@ def test_a_plain_file_is_read_as_any_other(tmp_path: Path, seed: int) -> None:
     ]
     path.write_text("id,t,x,y,word\n" + "\n".join(rows) + "\n" * (seed % 2))
     with mock.patch.object(plain_csv, "LEAST", 0):
-        entries, _ = csv.entries_of(path, Columns())
+        entries = csv.table_of(path, Columns()).columns
     assert all(isinstance(column, Typed) for column in entries.values())
     for columns in (
         Columns(task="forecast"),
@@ -62,6 +64,68 @@ def test_entries_are_numbers_as_pythons(entry: str) -> None:
     np.testing.assert_array_equal(typed.same_as(rows), written.same_as(rows))
     codes, texts = typed.codes()
     assert texts[codes].tolist() == entries
+
+
+_ROWS = [f"s{row // 7},{row % 7},{row / 7!r},{'ab'[row // 7 % 2]}" for row in range(60)]
+
+
+@pytest.mark.parametrize("last", ["1.25", "1.50", "7", "", "NA", "nan", "x", "1e400", "-0.0"])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        Columns(task="forecast"),
+        Columns(task="forecast", categorical=("x",)),
+        Columns(task="tag", label="x"),
+        Columns(task="regress", label="x"),
+    ],
+)
+def test_entries_after_numbers_are_read_as_before(
+    tmp_path: Path, last: str, columns: Columns
+) -> None:
+    """The first entries decide that a column is read as numbers."""
+    path = tmp_path / "x.csv"
+    path.write_text("id,t,x,y\n" + "\n".join([*_ROWS, f"z,0,{last},a"]) + "\n")
+    with mock.patch.object(plain_csv, "_LOOK", 256):
+        expected = attempt(lambda: read(path, columns))
+        with mock.patch.object(plain_csv, "LEAST", 0):
+            result = attempt(lambda: read(path, columns))
+    if isinstance(expected, DataError) or isinstance(result, DataError):
+        assert str(result) == str(expected)
+    else:
+        same(result, expected)
+
+
+@pytest.mark.parametrize("size", [40, 100, 1 << 20])
+@pytest.mark.parametrize(
+    "last", ["z,0,0.5,a", "z,0,7,a", "z,0,,a", "s0,9,0.5,a", 'z,0,"0.5",a', "z"]
+)
+def test_files_are_converted_in_blocks_as_in_chunks(tmp_path: Path, size: int, last: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("id,t,x,y\n" + "\n".join([*_ROWS, last]))
+    columns = Columns(task="forecast")
+    for name, least in (("chunks", 1 << 60), ("blocks", 0)):
+        patches = (
+            mock.patch.object(plain_csv, "LEAST", least),
+            mock.patch.object(plain_csv, "BYTES", size),
+        )
+        with patches[0], patches[1]:
+            convert(path, tmp_path / name, columns, on_bad_row="skip")
+    same(read(tmp_path / "blocks", columns), read(tmp_path / "chunks", columns))
+
+
+def test_ids_of_a_parquet_file_are_no_objects(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    rows = np.arange(20_000)
+    table = {"id": rows // 40, "name": [f"s{row // 40}" for row in rows], "x": rows / 7}
+    path = tmp_path / "x.parquet"
+    arrow.parquet.write_table(arrow.table(table), path)
+    columns = Columns(task="forecast", features=("x",))
+    for name in ("id", "name"):
+        counted = mock.patch.object(Typed, "words", autospec=True, side_effect=Typed.words)
+        with counted as words:
+            assert len(read(path, replace(columns, id=name))) == 500
+        # Some rows are looked at, but no column as a whole.
+        assert all(len(call.args[0]) <= 4096 for call in words.call_args_list)
 
 
 def test_random_numbers_have_the_bits_of_python() -> None:

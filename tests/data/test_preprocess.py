@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from made_datasets import changed, dataset
 from raglane import Ragged
-from raglane.data import Dataset, Preprocessor, observations
+from raglane.data import Dataset, Preprocessor, mark_missing
 from raglane.data.prepare.encoders import UNKNOWN, sort_labels
 from raglane.data.prepare.missing import fill_missing
 from raglane.data.records import Targets, offsets_of
@@ -300,7 +300,7 @@ def test_observations_are_cut_where_sequences_begin() -> None:
         batch = Ragged.from_flat(torch.from_numpy(values), lengths=torch.tensor(lengths))
         for times in (gaps, np.ones(len(values))):
             given = None if times is not gaps else batch.with_values(torch.from_numpy(gaps))
-            found = observations(batch, given)
+            found = mark_missing(batch, given)
             assert found.lengths.tolist() == lengths
             wanted = np.array(_slow_observations(values, lengths, times)).reshape(-1, 9)
             np.testing.assert_allclose(found.values.double().numpy(), wanted, rtol=1e-5, atol=1e-6)

@@ -237,7 +237,7 @@ def test_voices_made_here(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.Mo
 
 def test_a_call_in_real_time(tmp_path: Path, capsys: Capsys) -> None:
     script = _load("voice_activity")
-    engine = Engine(script.Detector().eval(), slots=1, features=script.FRAME)
+    engine = Engine(script.Detector().eval(), max_streams=1, feature_shape=script.FRAME)
     _write_sound(tmp_path / "call.wav", 300)
     with served(create_app({"voice": engine})) as address:
         found = script.call(address, tmp_path / "call.wav")

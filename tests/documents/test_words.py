@@ -1,74 +1,178 @@
-"""One word per meaning: no public argument or default has a word that the style page replaces."""
+"""One word per meaning: the arguments of all public functions, methods and settings are those of the
+table on the style page.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import inspect
+import re
+import typing
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 import raglane as rl
+from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.training.options import options
 from raglane.training.settings import Settings
 
-STYLE = Path(__file__).parents[2] / "docs" / "style.md"
-_MODULES = (rl, rl.nn, rl.transduction, rl.data, rl.export, rl.plot, rl.serve)
+DOCS = Path(__file__).parents[2] / "docs"
+# They have the names of another library's functions, which they replace.
+_FOREIGN = {"raglane.packing", "raglane.distributions"}
+# scikit-learn's own words.
+_SKLEARN = {"X", "y", "random_state"}
 
 
-def _table() -> dict[str, str]:
-    """Return the word for each replaced one, from the table of arguments on the style page."""
-    _, _, part = STYLE.read_text().partition("\n## Arguments\n")
-    rows = [line.split("|") for line in part.partition("\n## ")[0].splitlines() if "|" in line]
-    return {
-        word.strip(" `"): row[1].strip(" `")
-        for row in rows[2:]
-        for word in row[3].split(",")
-        if word.strip()
-    }
+def _table() -> list[list[str]]:
+    """Return the rows of the table of arguments on the style page."""
+    _, _, part = (DOCS / "style.md").read_text().partition("\n## Arguments\n")
+    lines = [line for line in part.partition("\n## ")[0].splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
-WORDS = _table()
+def _words(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
 
 
-def _callables() -> Iterator[tuple[str, Any]]:
-    for module in _MODULES:
-        for name in module.__all__:
-            value = getattr(module, name)
-            if inspect.ismodule(value) or not callable(value):
-                continue
-            yield f"{module.__name__}.{name}", value
-            if inspect.isclass(value):
-                for method, function in inspect.getmembers(value, inspect.isfunction):
-                    is_own = function.__module__.startswith("raglane")
-                    if is_own and not method.startswith("_"):
-                        yield f"{module.__name__}.{name}.{method}", function
+WORDS = {word for row in _table() for word in _words(row[0])}
+REPLACED = {word: _words(row[0])[0] for row in _table() for word in _words(row[2])}
 
 
-CALLABLES = dict(_callables())
+def _modules(module: ModuleType = rl) -> Iterator[ModuleType]:
+    yield module
+    for name in module.__all__:
+        if isinstance(value := getattr(module, name), ModuleType):
+            yield from _modules(value)
+
+
+def _results() -> Iterator[tuple[str, Any]]:
+    """Yield the classes that functions return."""
+    text = (DOCS / "api" / "results.md").read_text()
+    for name in re.findall(r"^\.\. autoclass:: ([\w.]+)$", text, flags=re.MULTILINE):
+        module, _, last = name.rpartition(".")
+        yield name, getattr(importlib.import_module(module), last)
+
+
+def _callables() -> Iterator[tuple[str, str, Any]]:
+    """Yield each function with its name and its owner: itself, its class, or all layers."""
+    public = [
+        (f"{module.__name__}.{name}", getattr(module, name))
+        for module in _modules()
+        for name in module.__all__
+    ]
+    public_names = dict(public)
+    for name, value in [*public, *_results()]:
+        if isinstance(value, ModuleType) or not callable(value):
+            continue
+        owner = name
+        if inspect.isclass(value) and issubclass(value, RecurrentLayer):
+            owner = "layers"
+        elif name.startswith("raglane.errors."):
+            owner = "errors"
+        if name in public_names:  # results are not created by users
+            yield name, owner, value
+        if inspect.isclass(value):
+            for method, function in inspect.getmembers(value, inspect.isroutine):
+                is_own = (getattr(function, "__module__", "") or "").startswith("raglane")
+                if is_own and not method.startswith("_"):
+                    yield f"{name}.{method}", owner, function
+
+
+CALLABLES = {name: (owner, function) for name, owner, function in _callables()}
+
+
+def _parameters(name: str) -> list[inspect.Parameter]:
+    try:
+        parameters = inspect.signature(CALLABLES[name][1]).parameters.values()
+    except ValueError:  # a type of the standard library
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [
+        parameter
+        for parameter in parameters
+        if parameter.kind in named and parameter.name != "self"
+    ]
+
+
+def _is_foreign(name: str, argument: str) -> bool:
+    module = name.rpartition(".")[0]
+    return module in _FOREIGN or (module.startswith("raglane.sklearn") and argument in _SKLEARN)
 
 
 def test_the_table_has_rows() -> None:
-    assert WORDS["heads"] == "num_heads"
-    assert len(WORDS) > 20
+    assert REPLACED["heads"] == "num_heads"
+    assert len(WORDS) > 100
+    assert not WORDS & REPLACED.keys()
+    assert {
+        "raglane.Ragged.from_padded",
+        "raglane.nn.init.xavier_uniform_",
+        "raglane.packing.pad_sequence",
+    } <= set(CALLABLES)
+    assert {"raglane.sklearn.RecurrentClassifier.fit", "raglane.serve.streams.Stream.pull"} <= set(
+        CALLABLES
+    )
 
 
 @pytest.mark.parametrize("name", list(CALLABLES))
 def test_no_argument_has_a_replaced_word(name: str) -> None:
-    try:
-        parameters = inspect.signature(CALLABLES[name]).parameters.values()
-    except ValueError:  # a type of the standard library
-        return
-    for parameter in parameters:
-        replaced = WORDS.get(parameter.name)
+    for parameter in _parameters(name):
+        if _is_foreign(name, parameter.name):
+            continue
+        replaced = REPLACED.get(parameter.name)
         assert replaced is None, f"{name}({parameter.name}): write {replaced}"
         default = parameter.default
-        replaced = WORDS.get(f'"{default}"') if isinstance(default, str) else None
+        replaced = REPLACED.get(f'"{default}"') if isinstance(default, str) else None
         assert replaced is None, f"{name}({parameter.name}={default!r}): write {replaced}"
+
+
+@pytest.mark.parametrize("name", list(CALLABLES))
+def test_no_choice_is_a_replaced_word(name: str) -> None:
+    function = CALLABLES[name][1]
+    if inspect.isclass(function):
+        function = function.__init__
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError, AttributeError):  # imported for type checkers only
+        return
+    for argument, hint in hints.items():
+        for choice in _choices(hint):
+            assert f'"{choice}"' not in REPLACED, f"{name}({argument}={choice!r})"
+
+
+def _choices(hint: Any) -> Iterator[str]:
+    """Yield the texts of the Literals in a type."""
+    if typing.get_origin(hint) is typing.Literal:
+        yield from (choice for choice in typing.get_args(hint) if isinstance(choice, str))
+        return
+    for inner in typing.get_args(hint):
+        yield from _choices(inner)
+
+
+def test_arguments_of_several_functions_are_in_the_table() -> None:
+    """A word that several functions have means the same in all of them, as the table says."""
+    settings = {field.name for field in dataclasses.fields(Settings)}
+    owners: dict[str, set[str]] = defaultdict(set)
+    for name, (owner, _) in CALLABLES.items():
+        for parameter in _parameters(name):
+            of_settings = parameter.name in settings and (
+                name.startswith("raglane.sklearn") or owner.endswith("Settings")
+            )
+            if not _is_foreign(name, parameter.name):
+                owners[parameter.name].add("settings" if of_settings else owner)
+    shared = {word for word, places in owners.items() if len(places) > 1}
+    assert len(shared) > 50
+    assert shared - WORDS == set()
+    unknown = {word for word in WORDS if not word.startswith('"')} - owners.keys()
+    assert unknown == set(), "words of the table that no function has"
 
 
 def test_no_setting_has_a_replaced_word() -> None:
     for name, option in options(Settings).items():
-        assert name not in WORDS
-        assert [choice for choice in option.choices if f'"{choice}"' in WORDS] == []
+        assert name not in REPLACED
+        assert [choice for choice in option.choices if f'"{choice}"' in REPLACED] == []

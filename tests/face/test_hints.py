@@ -262,8 +262,12 @@ HINTS: dict[str, Hint] = {
         lambda r: torch.cat([torch.cdist(s, s).flatten() for s in r.to_list()]),
         lambda r: torch.cat([(s[:, None] - s).norm(dim=-1).flatten() for s in r.to_list()]),
     ),
-    "lengths as tensors": Hint(
-        lambda r: torch.broadcast_tensors(r, r), "r.dim()", lambda r: r.dim(), lambda _: 3
+    "lengths as tensors": Hint(lambda r: r.ndimension(), "r.dim()", lambda r: r.dim(), lambda _: 3),
+    "broadcasting": Hint(
+        lambda r: torch.broadcast_tensors(r, r.mean(1)),
+        "r.broadcast(x)",
+        lambda r: r.broadcast(r.mean(1)).values,
+        lambda r: torch.cat([s.mean(0).expand_as(s) for s in r.to_list()]),
     ),
 }
 

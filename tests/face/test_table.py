@@ -239,3 +239,21 @@ def test_in_graphs(function: Any) -> None:
         expected = function(*batches)
         torch.testing.assert_close(compiled(*batches), expected)
         torch.testing.assert_close(exported.module()(*batches), expected)
+
+
+@pytest.mark.parametrize("name", ["multi_margin_loss", "multilabel_margin_loss"])
+def test_a_loss_of_no_element_is_no_memory(name: str) -> None:
+    """Torch's own result for no element is what the memory held before."""
+    values = torch.zeros(0, 5, requires_grad=True)
+    batch = rl.Ragged.from_flat(values, lengths=[0, 0])
+    shape = (0,) if name == "multi_margin_loss" else (0, 5)
+    target = rl.Ragged.from_flat(torch.zeros(shape, dtype=torch.int64), lengths=[0, 0])
+    loss: Any = getattr(F, name)
+    for _ in range(3):
+        torch.full((1,), 7.5)
+        assert loss(batch, target).isnan()
+        total = loss(batch, target, reduction="sum")
+        assert total == 0
+        total.backward()
+    assert loss(batch, target, reduction="none").shape == (2, None)
+    assert values.grad is not None

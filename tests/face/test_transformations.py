@@ -6,7 +6,6 @@ one call.
 
 from __future__ import annotations
 
-import functools
 import re
 import warnings
 from collections.abc import Callable
@@ -14,82 +13,26 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 import face_cases as cases
-import raglane as rl
+from face_entries import BATCH, FLAT, REST, function_of, leaves, of_each, of_others
 from raglane.errors import RaglaneError
 from raglane.ragged.face import table
 
-KIND = "features"
-LENGTHS, _ = cases.BATCHES[KIND]
-FLAT, OTHERS = cases.numbers_of(KIND), cases.others_of(KIND)
-BATCH = rl.Ragged.from_flat(FLAT["x"], lengths=LENGTHS)
-REST = {
-    name: rl.Ragged.from_flat(values, lengths=LENGTHS)
-    for name, values in FLAT.items()
-    if name != "x"
-}
 # Functions of torch itself that have no rule in a transformation; its error names them.
 OF_TORCH = {
     "grad": {"equal", "allclose"},
     "jvp": {"equal", "allclose", "multi_margin_loss", "multilabel_margin_loss"},
-    "vmap": {"equal", "allclose", "multi_margin_loss", "multilabel_margin_loss"},
+    "vmap": {
+        "equal",
+        "allclose",
+        "gumbel_softmax",
+        "masked_select",
+        "multi_margin_loss",
+        "multilabel_margin_loss",
+    },
 }
-# Expressions of the steps, in place of those that read features.
-STEPS = {
-    "prod": "x.prod(1)",
-    "cosine_similarity": "F.cosine_similarity(x, y)",
-    "normalize": "F.normalize(x)",
-    "glu": "F.glu(torch.cat([x, x], 1), 1)",
-    "gather": "torch.gather(x, 1, k)",
-    "kthvalue": "x.kthvalue(1, 1)",
-    "mode": "x.mode(1)",
-    "permute": "x.unsqueeze(-1).permute(0, 1, 3, 2)",
-    "take_along_dim": "torch.take_along_dim(x, k, 1)",
-    "transpose": "x.unsqueeze(-1).transpose(-1, -2)",
-    "quantile": "x.quantile(0.3, 1)",
-    "scaled_dot_product_attention": "F.scaled_dot_product_attention(x, y, x)",
-    "pad": "F.pad(x, (0, 0, 1, 1))",
-    "matmul": "torch.matmul(x, w)",
-    "mm": "torch.mm(x, w)",
-    "mv": "torch.mv(x, v)",
-    "bmm": "torch.bmm(x, g)",
-    "split": "torch.split(x, 2, dim=-1)",
-}
-OMITTED = {"numel", "nelement", "embedding", "one_hot", "cumsum"}  # cumsum: of x.cumsum(1) below
-
-
-@functools.cache
-def expressions() -> dict[str, str]:
-    """Return an expression for each entry that has one among the cases."""
-    texts = (cases.REDUCTIONS, cases.ALONG, cases.JOINS, cases.INDEX, cases.LOSSES)
-    listed = [each for text in texts for each in cases.expressions(text)]
-    chosen = dict(STEPS)
-    for name, row in table.ROWS.items():
-        if row.kind == "each element" or name in OMITTED:
-            continue
-        word = name.rpartition(".")[2]
-        found = [each for each in listed if f".{word}(" in each and each.count("(") < 3]
-        over_steps = [each for each in found if ", 1)" in each or "dim=1" in each]
-        if found and name not in chosen:
-            chosen[name] = (over_steps or found)[0]
-    return chosen
-
-
-def function_of(expression: str) -> Callable[..., Any]:
-    """Return a function of the batches whose body is the expression."""
-    scope: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, **OTHERS}
-    exec(f"def function(x, {', '.join(REST)}):\n    return {expression}\n", scope)
-    return scope["function"]
-
-
-def leaves(result: Any) -> list[Tensor]:
-    parts = pytree.tree_leaves(result, is_leaf=lambda part: isinstance(part, rl.Ragged))
-    flat = [part.values if isinstance(part, rl.Ragged) else part for part in parts]
-    return [part for part in flat if isinstance(part, Tensor)]
 
 
 def compare(results: Any, expected: Any) -> None:
@@ -138,7 +81,7 @@ WAYS = {"grad": in_grad, "jvp": in_jvp, "vmap": in_vmap}
 @pytest.mark.parametrize("way", WAYS)
 def test_functions_of_torch_func(way: str) -> None:
     wrong = {}
-    for name, expression in expressions().items():
+    for name, expression in of_others().items():
         if name in OF_TORCH[way]:
             continue
         outcome = "right"
@@ -158,9 +101,7 @@ def test_functions_of_torch_func(way: str) -> None:
 def allowed(way: str) -> list[str]:
     """Return the expressions that a graph can contain, and some of each element."""
     listed = [
-        text
-        for name, text in expressions().items()
-        if way not in table.ROWS[name].refused.split() and name not in ("equal", "allclose")
+        text for name, text in of_others().items() if way not in table.ROWS[name].refused.split()
     ]
     # torch.compile does not trace ~r. The tensors h and g have a fixed number of sequences.
     without = re.compile(r"detach|~" if way == "compile" else r"detach|~|\bh\b|\bg\b")
@@ -174,7 +115,9 @@ def test_compile(part: int) -> None:
     """In one graph for many functions: a graph takes seconds."""
     function = function_of(f"({', '.join(allowed('compile')[part::4])},)")
     compiled: Any = torch.compile(function, fullgraph=True, backend="eager")
-    compare(compiled(BATCH, **REST), function(BATCH, **REST))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch, for the cumulative sum
+        compare(compiled(BATCH, **REST), function(BATCH, **REST))
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -194,9 +137,7 @@ def test_export(part: int) -> None:
 @pytest.mark.parametrize("way", ["compile", "export"])
 def test_what_graphs_do_not_contain_is_named(way: str) -> None:
     refused = {
-        name: text
-        for name, text in expressions().items()
-        if way in table.ROWS[name].refused.split()
+        name: text for name, text in of_others().items() if way in table.ROWS[name].refused.split()
     }
     assert len(refused) > 10
     for name, text in refused.items():
@@ -215,3 +156,12 @@ def export(function: Callable[..., Any]) -> None:
             return leaves(function(x, **REST))
 
     torch.export.export(Model(), (BATCH,), strict=False)
+
+
+def test_each_entry_has_an_expression() -> None:
+    """Properties are among the cases of all real elements."""
+    without = [name for name, text in (of_others() | of_each()).items() if not text]
+    properties = [name for name, row in table.ROWS.items() if row.kind == "property"]
+    without += [name for name in properties if f".{name}(" not in cases.WHOLE]
+    assert not without
+    assert of_others().keys() | of_each().keys() | set(properties) == table.ROWS.keys()

@@ -15,9 +15,9 @@ import pytest
 from commands import write_rows, write_steps
 from made_datasets import dataset
 from raglane.data import convert
+from raglane.data.formats import read as read_records
 from raglane.data.records import Columns, offsets_of
 from raglane.data.records import Feature as Beside
-from raglane.data.sources.ipc import read_parquet
 from raglane.data.store.conversion import Progress
 from raglane.errors import DataError
 from raglane.runs.inspection import reading
@@ -117,7 +117,7 @@ def _column(kind: str, count: int, random: np.random.Generator) -> pa.Array:
 def test_a_parquet_file_in_pieces_is_what_it_is_as_a_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    monkeypatch.setattr("raglane.data.sources.ipc.ROWS", 7)
+    monkeypatch.setattr("raglane.data.assemble.streams.ROWS", 7)
     random = np.random.default_rng(1)
     path = tmp_path / "data.parquet"
 
@@ -137,7 +137,7 @@ def test_a_parquet_file_in_pieces_is_what_it_is_as_a_whole(
             )
         pq.write_table(pa.table({"seq": column, "label": labels}), path, row_group_size=11)
         columns = Columns(task=task, sequence="seq", label="label" if task != "forecast" else None)
-        expected = contents_of(read_parquet(path, columns), path)
+        expected = contents_of(read_records(path, columns, "parquet"), path)
         told = _Told()
         with monkeypatch.context() as patch:
             patch.setattr(reading, "contents_of", never)
@@ -247,7 +247,7 @@ def test_of_a_converted_folder_no_sequence_is_read(
         convert(tmp_path / name, folder, Columns(**columns))  # type: ignore[arg-type]
         with monkeypatch.context() as patched:
             patched.setattr("raglane.data.store.stores.Shards.load", None)
-            patched.setattr("raglane.data.sources.ipc.read", None)
+            patched.setattr("raglane.data.sources.ipc.table_of", None)
             found = _read(folder, **columns)
         assert found.lengths.dtype == np.int64
         assert found.lengths.tolist() == wanted.lengths.tolist()

@@ -145,7 +145,7 @@ class _Translator(nn.Module):
 
 
 def test_bahdanaus_order_is_a_loop_of_plain_torch() -> None:
-    decoder = _decoder("additive", cell="gru", order="bahdanau")
+    decoder = _decoder("additive", cell="gru", attention_order="bahdanau")
     cell = nn.GRUCell(7 + FEATURES, HIDDEN, dtype=torch.float64)
     layer = decoder.recurrent
     pairs = [(name, getattr(layer, f"{name}_l0")) for name, _ in cell.named_parameters()]
@@ -320,7 +320,7 @@ def test_a_search_finds_the_best_of_all_outputs(
 ) -> None:
     decoder = _decoder(kind, feeding, "lstm", order=order).eval()
     memory, _ = _batch([3, 0, 4, 1], [0] * 4)
-    found = decoder.decode(memory, beam_size=100, max_length=3, n_best=3, rows=rows)
+    found = decoder.decode(memory, beam_size=100, max_length=3, n_best=3, max_rows=rows)
     for item in range(4):
         expected = _scores(decoder, memory, item, 3)[:3]
         places = range(int(found.offsets[item]), int(found.offsets[item + 1]))
@@ -365,7 +365,7 @@ def test_scores_are_those_of_teacher_forcing(
     ).eval()
     lengths = torch.randint(20, (16,))
     memory = Ragged.from_flat(torch.randn(int(lengths.sum()), 8, dtype=dtype), lengths=lengths)
-    found = decoder.decode(memory, beam_size=16, n_best=16, max_length=12, rows=64)
+    found = decoder.decode(memory, beam_size=16, n_best=16, max_length=12, max_rows=64)
     items = torch.arange(16).repeat_interleave(found.offsets.diff())
     losses = decoder.loss(memory.select(items), found.tokens, reduction="none")
     # A hypothesis of the maximal length is finished without its end.
@@ -441,7 +441,11 @@ def test_no_items(kind: str, order: str) -> None:
     ("wrong", "error", "text"),
     [
         ({"attention": "bilinear"}, ArgumentError, "attention must be one of"),
-        ({"order": "chorowski"}, ArgumentError, "order must be one of luong, bahdanau"),
+        (
+            {"attention_order": "chorowski"},
+            ArgumentError,
+            "attention_order must be one of luong, bahdanau",
+        ),
         ({"memory_size": 0, "order": "bahdanau"}, ArgumentError, "memory_size must be"),
         ({"end": 5}, ArgumentError, "end must be at most 4"),
         ({"scheduled_sampling": 2.0}, ArgumentError, "scheduled_sampling must be a probability"),

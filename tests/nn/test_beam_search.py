@@ -162,7 +162,7 @@ def test_rows_that_leave_do_not_change_the_results(beam: int, alpha: float, seed
             "n_best": beam,
         }
         model.rows.clear()
-        found = beam_search(model.step, model.starts, model.state, end=0, rows=rows, **options)
+        found = beam_search(model.step, model.starts, model.state, end=0, max_rows=rows, **options)
         assert max(model.rows) <= (rows or beam * ITEMS)
         for item in range(ITEMS):
             _assert_found(found, item, _kept(model, item, beam, int(most[item]), alpha)[:beam])
@@ -329,7 +329,7 @@ def test_silent_search_equals_one_of_dictionaries(beam: int, seed: int) -> None:
             "frames": model.frames,
             "beam_size": beam,
             "n_best": beam,
-            "rows": rows,
+            "max_rows": rows,
         }
         found: Any = beam_search(model.step, model.starts, model.state, max_length=5, **options)
         for item in range(ITEMS):
@@ -388,7 +388,7 @@ def test_a_constraint_sees_prefixes_and_items() -> None:
                 allowed[row, 3 - len(prefix)] = True
         return torch.where(allowed, log_probs, -math.inf)
 
-    options: dict[str, Any] = {"beam_size": 3, "max_length": 8, "n_best": 3, "rows": 6}
+    options: dict[str, Any] = {"beam_size": 3, "max_length": 8, "n_best": 3, "max_rows": 6}
     found = beam_search(
         model.step, model.starts, model.state, end=0, constraint=constraint, **options
     )
@@ -462,7 +462,7 @@ _GOOD |= {"starts": torch.tensor([0, 1]), "state": torch.zeros(2, 1), "beam_size
     [
         ({"beam_size": 0}, ArgumentError, "beam_size must be"),
         ({"n_best": 3}, ArgumentError, "n_best must be at most beam_size, 2"),
-        ({"rows": 1}, ArgumentError, "rows must be at least beam_size"),
+        ({"max_rows": 1}, ArgumentError, "max_rows must be at least beam_size"),
         ({"end": 3}, ArgumentError, "end must be below 3"),
         ({"end": 0, "silent": 1}, ArgumentError, "end must be None with silent"),
         ({"silent": 1}, ArgumentError, "frames must be"),

@@ -149,7 +149,7 @@ def test_the_kernels_equal_python(
         )
     blank = seed % classes
     ngram = (
-        NGram([torch.randint(0, classes, (9,)).tolist()], classes, order=1 + seed % 4)
+        NGram([torch.randint(0, classes, (9,)).tolist()], classes, n=1 + seed % 4)
         if with_grams
         else None
     )
@@ -166,7 +166,7 @@ def test_the_kernels_equal_python(
 @pytest.mark.usefixtures("path")
 def test_pieces_give_the_same_bits(cuts: list[int], with_grams: bool) -> None:
     log_probs = draw([13, 0, 9, 2], classes=4)
-    ngram = NGram([[1, 2, 3, 1, 2], [3, 3, 1]], 4, order=3) if with_grams else None
+    ngram = NGram([[1, 2, 3, 1, 2], [3, 3, 1]], 4, n=3) if with_grams else None
     search = CTCBeamSearch(beam_size=6, n_best=3, scorer=ngram)
     whole = search(log_probs)
     state, begin = None, 0
@@ -249,7 +249,7 @@ def test_states_are_selected_and_joined() -> None:
 def test_a_function_scores_like_the_model_that_it_calls() -> None:
     """The n-grams in C++, and the same model called once per step."""
     log_probs = draw([0, 9, 6], classes=5)
-    ngram = NGram([[1, 2, 3, 4, 1, 2], [2, 2, 4], [4, 1]], 5, order=3)
+    ngram = NGram([[1, 2, 3, 4, 1, 2], [2, 2, 4], [4, 1]], 5, n=3)
     options: dict[str, Any] = {
         "beam_size": 7,
         "n_best": 7,
@@ -270,7 +270,7 @@ def test_a_function_scores_like_the_model_that_it_calls() -> None:
 
 def test_scores_are_added_to_exact_log_probabilities() -> None:
     (rows,) = log_probs = draw([4])
-    ngram = NGram([[1, 2, 1]], 3, order=2)
+    ngram = NGram([[1, 2, 1]], 3, n=2)
     found = CTCBeamSearch(
         beam_size=400, n_best=400, scorer=ngram, scorer_weight=0.5, token_bonus=0.1
     )(log_probs)
@@ -285,7 +285,7 @@ def test_scores_are_added_to_exact_log_probabilities() -> None:
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_probabilities_of_n_grams_sum_to_one(order: int) -> None:
-    ngram = NGram([[1, 2, 3, 1, 2], [3, 3, 1], []], 6, order=order)
+    ngram = NGram([[1, 2, 3, 1, 2], [3, 3, 1], []], 6, n=order)
     for prefix in ([], [1], [5, 5], [1, 2], [3, 1, 2], [0, 3, 1, 2, 3]):
         repeated = rl.Ragged.from_flat(
             torch.tensor(prefix * 7, dtype=torch.int64), lengths=[len(prefix)] * 7
@@ -295,7 +295,7 @@ def test_probabilities_of_n_grams_sum_to_one(order: int) -> None:
 
 def test_n_grams_by_hand() -> None:
     """Bigrams <1, 12, 21, 12, 2>, <1, 1>: two occur twice, three once; D = 3 / (3 + 2 * 2)."""
-    ngram = NGram([[1, 2, 1, 2], [1]], 3, order=2)
+    ngram = NGram([[1, 2, 1, 2], [1]], 3, n=2)
     # Of the lower order, the tokens before: 1 after begin and 2; 2 after 1; the end after 2 and 1.
     # D = 1 / (1 + 2 * 2).
     lower = {
@@ -309,7 +309,7 @@ def test_n_grams_by_hand() -> None:
     assert found == pytest.approx(
         [(2 - 3 / 7) / 3 + spread * lower[2], spread * lower[1], spread * lower[0]]
     )
-    twice = NGram([[1], [1]], 3, order=1)  # nothing occurs once: D = 1 / 2
+    twice = NGram([[1], [1]], 3, n=1)  # nothing occurs once: D = 1 / 2
     assert twice(rl.Ragged([[2], [2]]), torch.tensor([1, 0])).exp().tolist() == pytest.approx(
         [7 / 16, 1 / 16]
     )
@@ -445,7 +445,7 @@ def test_hypotheses_are_indexed_by_item() -> None:
             "sequences must be tokens from 0 to 2, got token 3",
         ),
         (lambda: NGram([[0.5]], 3), ArgumentTypeError, "sequences must be"),  # type: ignore[list-item]
-        (lambda: NGram([[1]], 3, order=0), ArgumentError, "order must be at least 1"),
+        (lambda: NGram([[1]], 3, n=0), ArgumentError, "n must be at least 1"),
         (
             lambda: ctc_align(LOG_PROBS, rl.Ragged([[1], [0]])),
             ArgumentError,

@@ -84,7 +84,7 @@ def test_xavier(kind: Kind, gain: float) -> None:
     size = 64
     layer = _build(kind, size)
     before = copy.deepcopy(layer.state_dict())
-    assert init.xavier_(layer, gain) is layer
+    assert init.xavier_uniform_(layer, gain) is layer
     for block in _gates(layer, "weight_ih"):
         bound = gain * sqrt(6 / (block.shape[1] + size))
         assert bound * 0.95 < float(block.abs().max()) <= bound
@@ -192,7 +192,7 @@ def test_chrono(kind: Kind) -> None:
     [
         (init.chrono_, "max_length", [1, -5, 2.5, True, "10", 10**400]),
         (init.orthogonal_, "gain", ["1", True, float("nan"), -1.0]),
-        (init.xavier_, "gain", ["1", True, float("inf"), -1.0]),
+        (init.xavier_uniform_, "gain", ["1", True, float("inf"), -1.0]),
         (init.forget_bias_, "value", ["1", True, float("nan"), None]),
     ],
 )
@@ -219,7 +219,12 @@ def test_invalid_numbers(start: Any, name: str, numbers: list[Any]) -> None:
 )
 @pytest.mark.parametrize(
     "start",
-    [init.orthogonal_, init.xavier_, init.forget_bias_, partial(init.chrono_, max_length=10)],
+    [
+        init.orthogonal_,
+        init.xavier_uniform_,
+        init.forget_bias_,
+        partial(init.chrono_, max_length=10),
+    ],
 )
 def test_they_require_a_recurrent_layer_of_a_known_cell(start: Any, other: Any, says: str) -> None:
     with pytest.raises(RaglaneError, match=f"layer must be .*{says}"):

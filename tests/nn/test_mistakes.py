@@ -33,7 +33,7 @@ READERS: dict[str, Callable[[Any], object]] = {
     "pooling": lambda batch: rl.nn.Pooling("mean")(batch),
     "attention pooling": lambda batch: rl.nn.AttentionPooling(4)(batch),
     "observations": lambda batch: rl.data.observations(batch),
-    "engine": lambda batch: rl.serve.Engine(rl.nn.GRU(4, 5).eval(), slots=1).run(batch),
+    "engine": lambda batch: rl.serve.Engine(rl.nn.GRU(4, 5).eval(), max_streams=1).run(batch),
     "concat": lambda batch: rl.Ragged(SEQUENCES).concat(batch),
 }
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
+from raglane.nn import row_convolution
 from raglane.ragged import Ragged
 
 LENGTHS = [7, 0, 1, 13, 2, 0]
@@ -55,6 +56,13 @@ def assert_equal_with_gradients(
     torch.testing.assert_close(ours, theirs, rtol=0, atol=10 * atol)
 
 
+@pytest.fixture(params=["gaps", "in place"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolve a row with gaps, or the values where they are with copies of the windows at ends."""
+    monkeypatch.setattr(row_convolution, "_LONG", 0 if request.param == "in place" else 1000)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("lengths", BATCHES)
 @pytest.mark.parametrize(
     "options",
@@ -64,6 +72,8 @@ def assert_equal_with_gradients(
         {"kernel_size": 3, "padding": 1},
         {"kernel_size": 4, "padding": "same"},
         {"kernel_size": 3, "padding": "same", "dilation": 3, "groups": 2},
+        {"kernel_size": 3, "padding": "same", "dilation": 2},
+        {"kernel_size": 7, "padding": 3, "bias": False},
         {"kernel_size": 2, "padding": "valid", "dilation": 2},
         {"kernel_size": 5, "padding": 2, "stride": 2},
         {"kernel_size": 2, "padding": 5},
@@ -113,6 +123,7 @@ def test_a_convolution_has_the_weights_of_torch() -> None:
     ours.load_state_dict(nn.Conv1d(4, 6, 3, groups=2).state_dict())
 
 
+@pytest.mark.usefixtures("way")
 def test_a_nan_stays_in_its_sequence() -> None:
     layer = rl.nn.Conv1d(2, 3, 5, padding=2)
     values = torch.randn(12, 2)
@@ -236,8 +247,10 @@ def test_transformations(layer: nn.Module) -> None:
     torch.testing.assert_close(torch.vmap(run)(both), torch.stack([run(both[0]), run(both[1])]))
 
 
-def test_second_derivatives() -> None:
-    layer = rl.nn.Conv1d(2, 3, 3, 2, 1, dtype=torch.float64)
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("stride", [1, 2])
+def test_second_derivatives(stride: int) -> None:
+    layer = rl.nn.Conv1d(2, 3, 3, stride, 1, dtype=torch.float64)
     batch = batch_of([3, 0, 5], 2)
 
     def run(values: Tensor) -> Tensor:

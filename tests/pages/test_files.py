@@ -163,9 +163,9 @@ def test_nothing_is_wrong_with_the_page_of_a_run(browser: Browser, tmp_path: Pat
     labels = [("a", "b", ODD)[place % 3] for place in range(60)]
     sizes = [float(len(one)) for one in data]
     shared: dict[str, Any] = {"epochs": 3, "hidden_size": 4, "threads": 1, "progress": False}
-    rl.fit(data, labels, out=tmp_path / "classes", **shared)
-    rl.fit(data, labels, out=tmp_path / "wider", **shared | {"hidden_size": 8})
-    rl.fit(data, sizes, out=tmp_path / "numbers", **shared)
+    rl.fit(data, labels, output=tmp_path / "classes", **shared)
+    rl.fit(data, labels, output=tmp_path / "wider", **shared | {"hidden_size": 8})
+    rl.fit(data, sizes, output=tmp_path / "numbers", **shared)
     for name in ("classes", "numbers"):
         for width, scheme in WAYS if name == "classes" else WAYS[1:3]:
             with visit(browser, (tmp_path / name / "report.html").as_uri(), width, scheme) as here:

@@ -137,12 +137,12 @@ def test_the_simpler_of_equally_fast_settings_is_advised(monkeypatch: pytest.Mon
 
 def test_memory_limits_the_batch(machine: list[Measured], monkeypatch: pytest.MonkeyPatch) -> None:
     free = _plan().best
-    assert _plan(memory=free.peak_bytes - 1).best.peak_bytes < free.peak_bytes
+    assert _plan(max_memory=free.peak_bytes - 1).best.peak_bytes < free.peak_bytes
     with pytest.raises(
         rl.errors.ArgumentError,
-        match=r"memory must be .* which the smallest of batch_sizes needs, got 1 bytes",
+        match=r"max_memory must be .* which the smallest of batch_sizes needs, got 1 bytes",
     ):
-        _plan(memory=1)
+        _plan(max_memory=1)
     monkeypatch.setattr(advice, "available_memory", lambda: 1e9)
     one, four = (_plan(processes=ranks, threads=[1], backends=["cpu"]) for ranks in (1, 4))
     assert one.most_elements == pytest.approx(4 * four.most_elements, rel=0.01)

@@ -309,7 +309,12 @@ def test_the_advised_settings_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raglane.planner.calibration._LOOKS", BRIEF_LOOKS)
     layer = rl.nn.LSTM(3, 4)
     found = rl.plan(
-        [3, 5, 9, 12] * 20, layer, memory=2 << 20, batch_sizes=[8], threads=[1], backends=["cpu"]
+        [3, 5, 9, 12] * 20,
+        layer,
+        max_memory=2 << 20,
+        batch_sizes=[8],
+        threads=[1],
+        backends=["cpu"],
     )
     assert found.most_bytes is not None
     assert found.most_elements > 1000

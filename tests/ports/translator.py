@@ -75,7 +75,7 @@ class Ragged(nn.Module):
         self.source = nn.Embedding(12, 4)
         self.encoder = rl.nn.GRU(4, 3, bidirectional=True)
         self.decoder = rl.transduction.AttentionDecoder(
-            9, 6, 6, "gru", order="bahdanau", embedding=4
+            9, 6, 6, "gru", attention_order="bahdanau", embedding=4
         )
 
     def forward(self, sources: list[Tensor], targets: list[Tensor]) -> Any:

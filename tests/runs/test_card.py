@@ -69,7 +69,7 @@ def test_a_card_of_every_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     for task, (data, labels, more) in tasks.items():
         test = (data, labels) if labels is not None else data
         run, card = _card(
-            monkeypatch, data, labels, task=task, out=tmp_path / task, test=test, **more
+            monkeypatch, data, labels, task=task, output=tmp_path / task, test=test, **more
         )
         text, page = (
             (tmp_path / task / "card.md").read_text(),
@@ -182,7 +182,7 @@ def test_the_card_of_a_converted_folder(tmp_path: Path, monkeypatch: pytest.Monk
             tmp_path / task,
             None,
             task=task,
-            out=tmp_path / f"run-{task}",
+            output=tmp_path / f"run-{task}",
             batch_size=4,
         )
         results = _tables(card)["Results"]
@@ -193,7 +193,7 @@ def test_the_card_of_a_converted_folder(tmp_path: Path, monkeypatch: pytest.Monk
         best = run.result.state.history[run.result.state.best_epoch - 1]
         assert rows["loss"][2] == pytest.approx(best["validation_loss"], rel=1e-5)
     monkeypatch.setattr("raglane.training.per_sequence._MOST", 2)
-    _, card = _card(monkeypatch, tmp_path / "classify", None, out=tmp_path / "some")
+    _, card = _card(monkeypatch, tmp_path / "classify", None, output=tmp_path / "some")
     assert card.notes[0] == "Measured on 2 of the 4 sequences of the validation part."
     assert sum(int(row[1]) for row in _tables(card)["By length"].rows) == 2
 
@@ -202,7 +202,7 @@ def test_a_card_says_what_it_could_not_measure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, labels = [[0.1], [0.2, 0.3], [0.5]], ["a", "b", "a"]
-    _, card = _card(monkeypatch, data, labels, out=tmp_path / "all", validation_fraction=0)
+    _, card = _card(monkeypatch, data, labels, output=tmp_path / "all", validation_fraction=0)
     assert "Nothing was held out" in card.notes[0]
     assert _tables(card)["Results"].columns == ("metric", "training")
     text = (tmp_path / "all" / "card.md").read_text()

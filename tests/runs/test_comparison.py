@@ -81,7 +81,7 @@ def test_other_losses_are_other_tables(tmp_path: Path) -> None:
             [1.0, 2.0],
             task="regress",
             loss=loss,
-            out=out,
+            output=out,
             epochs=1,
             validation_fraction=0,
         )

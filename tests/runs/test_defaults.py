@@ -144,7 +144,7 @@ def test_a_forecast_that_is_worse_than_the_season_some_steps_ahead_is_said(
     noise = np.random.default_rng(0).normal(size=240)
     series = np.resize(np.eye(1, 12)[0] * 5 + np.arange(12) % 5, 240) + noise / 10
     folder = None if out is None else tmp_path / out
-    run = rl.fit([series.tolist()], task="forecast", epochs=12, lr=0.003, out=folder, **_QUICK)
+    run = rl.fit([series.tolist()], task="forecast", epochs=12, lr=0.003, output=folder, **_QUICK)
     words = r"not better than a simple rule on the validation part \(MAE .*, season 12 MAE 0\..*\)"
     assert re.search(
         words + r".*: try differences to the element 12 steps before as the data$", run.notes[-1]

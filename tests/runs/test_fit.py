@@ -65,7 +65,7 @@ def test_it_is_the_command(tmp_path: Path) -> None:
     for number, (flags, options) in enumerate(cases):
         told, own = tmp_path / f"told{number}", tmp_path / f"own{number}"
         assert main(["train", str(data), "--output", str(told), *FAST, *flags, "--quiet"]) == 0
-        assert rl.fit(data, out=own, **_QUICK, **options).folder == own
+        assert rl.fit(data, output=own, **_QUICK, **options).folder == own
         assert tree(told / "best") == tree(own / "best")
         assert (told / "run.json").read_bytes() == (own / "run.json").read_bytes()
         mine = {name for name in tree(own) if not name.startswith((".", "evaluation", "confusion"))}
@@ -75,7 +75,7 @@ def test_it_is_the_command(tmp_path: Path) -> None:
 
 
 def test_models_are_float32_for_any_default_dtype(tmp_path: Path) -> None:
-    rl.fit(*_sequences(), out=tmp_path / "run", **_QUICK)
+    rl.fit(*_sequences(), output=tmp_path / "run", **_QUICK)
     tied: dict[str, Any] = {
         "task": "language",
         "tie_weights": True,
@@ -97,12 +97,12 @@ def test_models_are_float32_for_any_default_dtype(tmp_path: Path) -> None:
 def test_a_run_goes_on_with_its_own_parts(tmp_path: Path) -> None:
     data, held = write_steps(tmp_path / "steps.csv", 16), write_steps(tmp_path / "held.csv", 4)
     parts: dict[str, Any] = {"validation": held, "test": held}
-    rl.fit(data, out=tmp_path / "run", **_QUICK, **parts)
-    run = rl.fit(data, out=tmp_path / "run", resume=True, epochs=3)
+    rl.fit(data, output=tmp_path / "run", **_QUICK, **parts)
+    run = rl.fit(data, output=tmp_path / "run", resume=True, epochs=3)
     assert f"validation: 4 sequences of {held}" in run.notes
     assert _same(run, rl.fit(data, **_QUICK | {"epochs": 3}, **parts))
     with pytest.raises(ArgumentError, match=r"overwrite must be .*got True, with resume=True"):
-        rl.fit(data, out=tmp_path / "run", resume=True, overwrite=True)
+        rl.fit(data, output=tmp_path / "run", resume=True, overwrite=True)
 
 
 def test_it_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Capsys) -> None:
@@ -147,21 +147,25 @@ def test_given_parts_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_going_on_is_never_having_stopped(tmp_path: Path) -> None:
     sequences, labels = _sequences()
-    whole = rl.fit(sequences, labels, out=tmp_path / "whole", **(_QUICK | {"epochs": 4}))
-    rl.fit(sequences, labels, out=tmp_path / "parts", **_QUICK)
-    going_on: dict[str, Any] = {"out": tmp_path / "parts", "resume": True}
+    whole = rl.fit(sequences, labels, output=tmp_path / "whole", **(_QUICK | {"epochs": 4}))
+    rl.fit(sequences, labels, output=tmp_path / "parts", **_QUICK)
+    going_on: dict[str, Any] = {"output": tmp_path / "parts", "resume": True}
     assert _same(rl.fit(sequences, labels, **going_on, epochs=np.int64(4)), whole)  # type: ignore[arg-type]
     calls: list[tuple[Callable[[], Any], type[Exception], str]] = [
         (
-            lambda: rl.fit(sequences, labels, out=tmp_path / "parts"),
+            lambda: rl.fit(sequences, labels, output=tmp_path / "parts"),
             ArgumentError,
             "contains a run",
         ),
-        (lambda: rl.fit(sequences, labels, resume=True), ArgumentError, "out must be .*got None"),
+        (
+            lambda: rl.fit(sequences, labels, resume=True),
+            ArgumentError,
+            "output must be .*got None",
+        ),
         (lambda: rl.fit(sequences, labels, **going_on, lr=1), ArgumentError, "lr must be .*got 1"),
         (lambda: rl.fit(sequences[::-1], labels, **going_on), DataError, "other data"),
         (
-            lambda: rl.fit(sequences, labels, out=tmp_path / "none", resume=True),
+            lambda: rl.fit(sequences, labels, output=tmp_path / "none", resume=True),
             ArgumentError,
             "the folder of a run",
         ),
@@ -169,7 +173,7 @@ def test_going_on_is_never_having_stopped(tmp_path: Path) -> None:
     for call, error, words in calls:
         with pytest.raises(error, match=words):
             call()
-    again: Any = rl.fit(sequences, labels, out=tmp_path / "parts", overwrite=True, **_QUICK)
+    again: Any = rl.fit(sequences, labels, output=tmp_path / "parts", overwrite=True, **_QUICK)
     assert len(again.result.state.history) == 2
 
 
@@ -190,8 +194,8 @@ def test_ctrl_c_stops_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         patch.setattr("raglane.runs.fit._bar", lambda *_: watcher)
         for folder in (tmp_path / "run", None):
             with pytest.raises(KeyboardInterrupt):
-                rl.fit(sequences, labels, out=folder, **(_QUICK | {"epochs": 100}))
-    run = rl.fit(sequences, labels, out=tmp_path / "run", resume=True, epochs=3)
+                rl.fit(sequences, labels, output=folder, **(_QUICK | {"epochs": 100}))
+    run = rl.fit(sequences, labels, output=tmp_path / "run", resume=True, epochs=3)
     assert _same(run, rl.fit(sequences, labels, **(_QUICK | {"epochs": 3})))
 
 

@@ -200,12 +200,12 @@ def test_mistakes(place: Path, tmp_path: Path) -> None:
 
 def test_a_run_with_data_in_memory_goes_on_in_python(tmp_path: Path, capsys: Capsys) -> None:
     folder = tmp_path / "run"
-    rl.fit([[1.0], [2.0]] * 4, ["a", "b"] * 4, epochs=1, hidden_size=2, out=folder)
+    rl.fit([[1.0], [2.0]] * 4, ["a", "b"] * 4, epochs=1, hidden_size=2, output=folder)
     fails(
         ["train", "--resume", "--output", str(folder)],
         capsys,
         "data in memory",
-        "rl.fit(data, out=",
+        "rl.fit(data, output=",
     )
     fails(["evaluate", str(folder)], capsys, "this run has no test data")
 
@@ -216,7 +216,7 @@ def test_results_are_read_as_a_mapping_and_as_rows(tmp_path: Path) -> None:
         ["up", "down"] * 8,
         epochs=2,
         hidden_size=4,
-        out=tmp_path / "r",
+        output=tmp_path / "r",
     )
     found = run.evaluate([[0.2, 0.7], [0.9, 0.1]], ["up", "down"])
     assert dict(found) == found.numbers
@@ -245,7 +245,11 @@ def test_texts_from_python_are_those_of_the_command(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = rl.fit(
-        ["abab", "abba", "baba"] * 4, task="language", epochs=2, hidden_size=4, out=tmp_path / "r"
+        ["abab", "abba", "baba"] * 4,
+        task="language",
+        epochs=2,
+        hidden_size=4,
+        output=tmp_path / "r",
     )
     capsys.readouterr()
     assert main(["sample", str(tmp_path / "r"), "--count", "2", "--seed", "3"]) == 0

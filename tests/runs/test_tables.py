@@ -31,7 +31,7 @@ def table() -> Any:
 
 
 def test_tables_of_all_kinds_and_in_any_parts(table: Any, tmp_path: Path) -> None:
-    run = rl.fit(table, epochs=2, hidden_size=4, threads=1, out=tmp_path / "run")
+    run = rl.fit(table, epochs=2, hidden_size=4, threads=1, output=tmp_path / "run")
     predict_batch = run.predictor(probabilities=True)
     whole = run.predict(table, probabilities=True)
     arrow = pyarrow.Table.from_pandas(table, preserve_index=False)

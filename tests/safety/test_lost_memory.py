@@ -210,7 +210,7 @@ def shrunk(tensor: Tensor, size: int) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("size", [0, 3])
 def test_frames_without_memory(dtype: torch.dtype, size: int) -> None:
-    engine = Engine(rl.nn.LSTM(3, 4, dtype=dtype).eval(), slots=4)
+    engine = Engine(rl.nn.LSTM(3, 4, dtype=dtype).eval(), max_streams=4)
     streams = [engine.open(), engine.open()]
     values, offsets = torch.randn(7, 3, dtype=dtype), torch.tensor([0, 4, 7])
     frames = torch.randn(2, 3, dtype=dtype)

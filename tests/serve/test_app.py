@@ -61,7 +61,7 @@ def _layer() -> rl.nn.LSTM:
 
 
 def _engine(**options: Any) -> Engine:
-    return Engine(_layer(), **{"slots": 50, **options})
+    return Engine(_layer(), **{"max_streams": 50, **options})
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def client(run: rl.Run, backwards: rl.Run) -> Iterator[TestClient]:
         "layer": _engine(max_queue=64),
     }
     with TestClient(
-        _app(models, slots=50, max_message=100_000), raise_server_exceptions=False
+        _app(models, max_streams=50, max_message=100_000), raise_server_exceptions=False
     ) as client:
         yield client
 
@@ -143,7 +143,7 @@ def test_predict_of_an_engine_and_of_a_table(client: TestClient, run: rl.Run) ->
     assert found["predictions"]["outputs"][1] == []
     table = pyarrow.table({"text": ["a b", "b a", "a a"] * 3, "kind": ["x", "y", "x"] * 3})
     words = rl.fit(table, sequence="text", label="kind", **_SMALL)
-    with TestClient(_app({"words": words}, slots=2)) as other:
+    with TestClient(_app({"words": words}, max_streams=2)) as other:
         for body in ({"sequences": ["a b a"]}, {"table": {"text": ["a b a"]}}):
             answer = other.post("/predict", json={**body, "probabilities": True})
             assert answer.status_code == 200, answer.text
@@ -155,17 +155,15 @@ def test_predict_of_an_engine_and_of_a_table(client: TestClient, run: rl.Run) ->
 
 def test_transcriptions_are_of_whole_sequences() -> None:
     run = rl.fit(["a b a", "b b a a"] * 6, ["xy", "x"] * 6, task="transcribe", **_SMALL)
-    with TestClient(_app({"run": run}, slots=2)) as client:
-        answer = client.post("/predict", json={"sequences": ["a b b", ""], "beam": 1})
+    with TestClient(_app({"run": run}, max_streams=2)) as client:
+        answer = client.post("/predict", json={"sequences": ["a b b", ""], "beam_size": 1})
         assert answer.status_code == 200, answer.text
         expected = run.predict(["a b b", ""]).columns
         assert answer.json()["predictions"] == {
             name: expected[name] for name in ("prediction", "score", "times")
         }
-        for beam in (0, 1001):
-            assert (
-                client.post("/predict", json={"sequences": ["a"], "beam": beam}).status_code == 400
-            )
+        for options in ({"beam_size": 0}, {"beam_size": 1001}, {"beam": 1}):
+            assert client.post("/predict", json={"sequences": ["a"], **options}).status_code == 400
         with client.websocket_connect("/stream") as stream:
             assert "task other than transcribe" in stream.receive_json()["error"]
 
@@ -227,7 +225,7 @@ def test_tasks(task: Any) -> None:
     run = rl.fit(data, labels, task=task, **_SMALL)
     one: Any = data[1]
     with (
-        TestClient(_app({"run": run}, slots=2)) as client,
+        TestClient(_app({"run": run}, max_streams=2)) as client,
         client.websocket_connect("/stream") as stream,
     ):
         stream.send_json({"frames": one if isinstance(one, str) else one.tolist()})
@@ -255,7 +253,7 @@ def test_numbers_are_in_the_units_of_the_data_on_every_route(
     walk = walks[4]
     expected = _numbers(run.predict([walk]).columns).ravel()
     assert np.abs(expected).min() > 10
-    with TestClient(_app({"run": run}, slots=4)) as client:
+    with TestClient(_app({"run": run}, max_streams=4)) as client:
         whole = client.post("/predict", json={"sequences": [walk.tolist()]}).json()
         assert np.array_equal(_numbers(whole["predictions"]).ravel(), expected)
         outputs = _infer(client, "run", walk)[1]["outputs"][0]
@@ -304,6 +302,23 @@ def test_bodies_and_frames_of_another_form(client: TestClient) -> None:
         assert "engine" not in text
 
 
+def test_options_of_streams_do_not_mix(client: TestClient, run: rl.Run) -> None:
+    frames = {"frames": _walks()[0][:1].tolist()}
+    queries: dict[str, set[str]] = {
+        "": set(),
+        "&probabilities=true": {"p_up", "p_down"},
+        "&outputs=true": {"outputs"},
+        "&outputs=false&top=2": {"top", "top_probability"},
+    }
+    with ExitStack() as stack:
+        for query, names in (*queries.items(), *queries.items()):
+            address = f"/stream?model=run{query}"
+            stream = stack.enter_context(client.websocket_connect(address))
+            stream.send_json(frames)
+            answer = stream.receive_json()
+            assert set(answer) - {"at", "prediction", "probability"} == names, (query, answer)
+
+
 def test_a_message_longer_than_the_queue(client: TestClient) -> None:
     values = torch.randn(1000, 3)
     found: list[list[float]] = []
@@ -327,7 +342,9 @@ def test_state_moves_to_another_server(client: TestClient) -> None:
         assert answers[-1]["at"] == 5
     state = answers[-1]["state"]
     expected = _offline(values)[5:]
-    with TestClient(_app({"layer": _engine(slots=1)})) as other:  # the stream has the only slot
+    with TestClient(
+        _app({"layer": _engine(max_streams=1)})
+    ) as other:  # the stream has the only slot
         for counted, at in (({}, 0), ({"at": 5}, 5)):
             with other.websocket_connect("/stream") as stream:
                 stream.send_json({"state": state, **counted})
@@ -442,7 +459,7 @@ def _open_streams(client: TestClient) -> int:
 
 
 def test_limits_of_streams() -> None:
-    app = _app({"layer": _engine(slots=3, idle=0.4)}, client_streams=2)
+    app = _app({"layer": _engine(max_streams=3, idle=0.4)}, client_streams=2)
     with TestClient(app) as client:
         with client.websocket_connect("/stream") as one, client.websocket_connect("/stream") as two:
             with client.websocket_connect("/stream") as more:
@@ -460,11 +477,11 @@ def test_limits_of_streams() -> None:
         assert _infer(client, "layer", [[1, 2, 3]], sequence_id=2)[0] == 404
         assert _infer(client, "layer", [[1, 2, 3]], sequence_id=3, sequence_start=True)[0] == 200
     with (
-        TestClient(_app({"layer": _engine(slots=1)})) as client,
+        TestClient(_app({"layer": _engine(max_streams=1)})) as client,
         client.websocket_connect("/stream"),
     ):
         with client.websocket_connect("/stream") as more:
-            assert "slots must be" in more.receive_json()["error"]
+            assert "max_streams must be" in more.receive_json()["error"]
             assert more.receive()["code"] == 1013
         assert _infer(client, "layer", [[1, 2, 3]])[0] == 503
 
@@ -585,14 +602,14 @@ def ray_stub(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_replicas_of_ray_check_hosts(ray_stub: dict[str, Any]) -> None:
-    deployment({"layer": _layer()}, allow_hosts=["models.example"], slots=2)
+    deployment({"layer": _layer()}, allow_hosts=["models.example"], max_streams=2)
     with TestClient(ray_stub["build"]()) as client:
         codes = {"models.example:8000": 200, "localhost": 200, "rebound.example": 403}
         for host, code in codes.items():
             headers = {"host": host, "origin": f"http://{host}"}
             assert client.get("/metrics", headers=headers).status_code == code
         assert _stream_error(client, headers)[1] == 4403
-    deployment(_layer(), slots=2)
+    deployment(_layer(), max_streams=2)
     with TestClient(ray_stub["build"]()) as client:
         assert client.get("/metrics").status_code == 403  # testserver
     with pytest.raises(ArgumentError, match="allow_hosts must be a list of names, or None"):
@@ -707,7 +724,7 @@ def test_bodies_without_a_length(client: TestClient) -> None:
 
 
 def test_tokens_and_origins(run: rl.Run) -> None:
-    app = _app({"run": run}, slots=2, token="secret", origins=["https://other.example"])
+    app = _app({"run": run}, max_streams=2, token="secret", origins=["https://other.example"])
     with TestClient(app) as client:
         own = {"authorization": "Bearer secret"}
         others: list[dict[str, str]] = [
@@ -888,7 +905,7 @@ def test_origins_of_the_server(local: TestClient) -> None:
 def test_a_token_does_not_replace_the_check_of_hosts(run: rl.Run) -> None:
     own = {"authorization": "Bearer secret", "host": "rebound.example"}
     for hosts, code in (((), 403), (None, 200)):
-        app = create_app({"run": run}, slots=2, token="secret", allow_hosts=hosts)
+        app = create_app({"run": run}, max_streams=2, token="secret", allow_hosts=hosts)
         with TestClient(app) as client:
             assert client.get("/metrics", headers=own).status_code == code
             assert client.get("/health", headers={"host": own["host"]}).status_code == code

@@ -35,7 +35,7 @@ from served_models import engine_of
 def test_no_slot_is_left() -> None:
     engine = engine_of()
     one, _ = engine.open(), engine.open()
-    with pytest.raises(BusyError, match=r"slots must be .* got 2 open streams"):
+    with pytest.raises(BusyError, match=r"max_streams must be .* got 2 open streams"):
         engine.open()
     one.close()
     engine.open()
@@ -160,7 +160,7 @@ def test_frames_are_copied() -> None:
 
 @pytest.mark.parametrize("tokens", [[-1], [10], [3, 10]])
 def test_tokens_out_of_range(tokens: list[int]) -> None:
-    engine = Engine(rl.nn.SequenceEncoder(3, 4, num_embeddings=10).eval(), slots=1)
+    engine = Engine(rl.nn.SequenceEncoder(3, 4, num_embeddings=10).eval(), max_streams=1)
     with pytest.raises(ArgumentError, match="tokens from 0 to 9"):
         engine.open().push(torch.tensor(tokens))
 
@@ -183,7 +183,7 @@ def test_a_state_of_another_model() -> None:
     state = engine_of().open().state()
     torch.manual_seed(1)
     with pytest.raises(CheckpointError, match="same model"):
-        Engine(rl.nn.LSTM(3, 4).eval(), slots=1).open(state)
+        Engine(rl.nn.LSTM(3, 4).eval(), max_streams=1).open(state)
     with pytest.raises(ArgumentTypeError, match="state must be bytes"):
         engine_of().open("state")  # type: ignore[arg-type]
 
@@ -291,7 +291,7 @@ def test_more_frames_than_a_queue_are_not_read(frames: Any) -> None:
 @pytest.mark.parametrize("is_array", [False, True])
 def test_more_frames_than_a_queue_are_not_copied(is_array: bool) -> None:
     model = [nn.Flatten(), rl.nn.LSTM(6, 4).eval()]
-    stream = engine_of(model=model, features=(3, 2)).open()
+    stream = engine_of(model=model, feature_shape=(3, 2)).open()
     frames: Any = torch.ones(2, 3).expand(2**40, 2, 3).transpose(1, 2)
     if is_array:
         frames = np.broadcast_to(np.ones((3, 2), np.float32), (2**40, 3, 2))
@@ -300,7 +300,7 @@ def test_more_frames_than_a_queue_are_not_copied(is_array: bool) -> None:
 
 
 def test_an_interrupt_ends_only_the_streams_of_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(slots=3)
+    engine = engine_of(max_streams=3)
     hit, gone, other, frames = engine.open(), engine.open(), engine.open(), torch.randn(2, 3)
     hit.push(frames)
     gone.push(frames)
@@ -328,7 +328,7 @@ def test_an_interrupt_ends_only_the_streams_of_its_step(monkeypatch: pytest.Monk
 
 def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, frames, opened, states = (
-        engine_of(slots=3),
+        engine_of(max_streams=3),
         torch.randn(4, 3),
         list[Stream](),
         list[bytes](),
@@ -345,7 +345,7 @@ def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.M
         reading.start()
         reading.join(0.1)  # until after the step
         gone.close()
-        for _ in range(3 * engine.slots):  # more come and go than there are slots
+        for _ in range(3 * engine.max_streams):  # more come and go than there are slots
             engine.open().close()
         opened.append(engine.open(state))
         plain(*sizes)
@@ -364,7 +364,7 @@ def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.M
 def test_a_reset_during_a_step_discards_only_its_results(
     counts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, frames = engine_of(slots=3), [torch.randn(count, 3) for count in counts]
+    engine, frames = engine_of(max_streams=3), [torch.randn(count, 3) for count in counts]
     streams, plain = [engine.open() for _ in counts], engine._runner.run
     for stream, part in zip(streams, frames, strict=True):
         stream.push(part)
@@ -387,7 +387,7 @@ def test_results_of_several_dimensions() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_many_streams_at_once(dtype: torch.dtype) -> None:
-    engine = Engine(rl.nn.LSTM(3, 4).to(dtype).eval(), slots=5)
+    engine = Engine(rl.nn.LSTM(3, 4).to(dtype).eval(), max_streams=5)
     streams, frames = [engine.open() for _ in range(5)], torch.randn(3, 5, 3).to(dtype)
     for one in frames:
         engine.push(streams[::-1], one)
@@ -401,7 +401,7 @@ def test_many_streams_at_once(dtype: torch.dtype) -> None:
 
 
 def test_many_wrong_streams_change_nothing() -> None:
-    engine, other = engine_of(slots=3), engine_of()
+    engine, other = engine_of(max_streams=3), engine_of()
     one, two, closed = (engine.open() for _ in range(3))
     closed.close()
     wrong: list[tuple[Any, str]] = [
@@ -434,7 +434,7 @@ def test_a_wrong_number_of_results_is_refused(most: Any) -> None:
     stream = engine.open()
     stream.push(torch.randn(3, 3))
     engine.step()
-    with pytest.raises((ArgumentError, ArgumentTypeError), match="most must be"):
+    with pytest.raises((ArgumentError, ArgumentTypeError), match="max_items must be"):
         stream.pull(most)
     assert stream.pull().shape == (3, 4)
 
@@ -445,7 +445,7 @@ def test_a_task_does_not_wait_for_no_result() -> None:
             assert repr(stream) == "AsyncStream(0 frames queued, 0 results)"
             await stream.pull(0)
 
-    with pytest.raises(ArgumentError, match="most must be at least 1"):
+    with pytest.raises(ArgumentError, match="max_items must be at least 1"):
         asyncio.run(client(engine_of()))
 
 
@@ -454,11 +454,21 @@ def test_a_task_does_not_wait_for_no_result() -> None:
     [
         (
             ArgumentError,
-            {"slots": 0, "max_queue": 0, "chunk": 1.5, "threads": 0, "nan": "keep", "idle": 0},
+            {
+                "max_streams": 0,
+                "max_queue": 0,
+                "chunk": 1.5,
+                "threads": 0,
+                "nan": "keep",
+                "idle": 0,
+            },
         ),
         (ArgumentError, {"dtype": torch.float16}),
-        ((ArgumentError, ArgumentTypeError), {"features": -1, "idle": "a", "on_idle": 3}),
-        *(((ArgumentError, ArgumentTypeError), {"features": wrong}) for wrong in ((3, 1.5), "abc")),
+        ((ArgumentError, ArgumentTypeError), {"feature_shape": -1, "idle": "a", "on_idle": 3}),
+        *(
+            ((ArgumentError, ArgumentTypeError), {"feature_shape": wrong})
+            for wrong in ((3, 1.5), "abc")
+        ),
     ],
 )
 def test_wrong_options_are_refused(error: Any, options: dict[str, Any]) -> None:
@@ -615,13 +625,13 @@ def test_models_that_are_refused_by_name(model: Any, named: str) -> None:
     with pytest.raises(
         DispatchError, match=f"model must be a model that runs element by element.*{named}"
     ):
-        Engine(model, slots=1, features=3)
+        Engine(model, max_streams=1, feature_shape=3)
 
 
 @pytest.mark.parametrize("model", [None, 3, rl.nn.LSTM])
 def test_other_values_than_models_are_refused(model: Any) -> None:
     with pytest.raises(ArgumentTypeError, match="model must be a module"):
-        Engine(model, slots=1)
+        Engine(model, max_streams=1)
 
 
 def resident() -> int:
@@ -630,7 +640,7 @@ def resident() -> int:
 
 
 def test_opened_and_closed_streams_leave_no_memory() -> None:
-    engine, frame = engine_of(slots=50), torch.randn(2, 3)
+    engine, frame = engine_of(max_streams=50), torch.randn(2, 3)
 
     def rounds(count: int) -> int:
         for _ in range(count):
@@ -649,7 +659,7 @@ def test_opened_and_closed_streams_leave_no_memory() -> None:
 
 def test_memory_of_open_streams() -> None:
     slots = 20_000
-    engine = Engine(rl.nn.LSTM(8, 128).eval(), slots=slots)
+    engine = Engine(rl.nn.LSTM(8, 128).eval(), max_streams=slots)
     gc.collect()
     before = resident()
     streams = [engine.open() for _ in range(slots)]

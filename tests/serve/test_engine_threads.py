@@ -31,7 +31,7 @@ def test_a_stop_while_the_engine_begins_to_wait(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_clients_in_threads() -> None:
-    engine = engine_of(slots=8, max_queue=64)
+    engine = engine_of(max_streams=8, max_queue=64)
     wrong: list[BaseException] = []
 
     def client(seed: int) -> None:
@@ -78,7 +78,7 @@ def test_a_pull_wakes_an_engine_that_waits_for_space() -> None:
 
 def test_closes_and_resets_during_steps() -> None:
     # Each stream computes only its own frames, although slots are reused while a step runs.
-    engine = engine_of(slots=3, max_queue=64)
+    engine = engine_of(max_streams=3, max_queue=64)
     frames = torch.randn(40, 3)
     expected = engine.run(rl.Ragged([frames])).values
     with engine:
@@ -97,7 +97,7 @@ def test_closes_and_resets_during_steps() -> None:
 
 
 def test_asyncio() -> None:
-    engine = engine_of(slots=20, max_queue=16)
+    engine = engine_of(max_streams=20, max_queue=16)
 
     async def client(seed: int) -> bool:
         frames = torch.randn(9, 3, generator=torch.Generator().manual_seed(seed))

@@ -37,7 +37,7 @@ def test_events_of_random_sequences(seed: int) -> None:
     least, pause = (int(number) for number in rng.integers(1, 6, 2))
     values = rng.random(int(rng.integers(0, 80)))
     values[rng.random(len(values)) < 0.05] = np.nan
-    events = Events(start, end, least=least, pause=pause)
+    events = Events(start, end, min_length=least, pause=pause)
     for _ in range(2):  # close begins a new sequence
         cuts = np.sort(rng.integers(0, len(values) + 1, 10))
         answer = [event for part in np.split(values, cuts) for event in events.push(part)]
@@ -46,7 +46,7 @@ def test_events_of_random_sequences(seed: int) -> None:
 
 
 def test_mistakes() -> None:
-    for options in ({"start": 2}, {"end": -1}, {"start": 0.2, "end": 0.3}, {"least": 0}):
+    for options in ({"threshold": 2}, {"end_threshold": -1}, {"threshold": 0.2}, {"min_length": 0}):
         with pytest.raises(ArgumentError):
             Events(**options)
     with pytest.raises(ArgumentTypeError, match="probabilities must be one number per frame"):

@@ -48,7 +48,7 @@ def where() -> Iterator[str]:
     ray.init(num_cpus=4, log_to_driver=False, logging_level="ERROR", **small)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        two = deployment({"layer": _layer()}, token="secret", slots=100)
+        two = deployment({"layer": _layer()}, token="secret", max_streams=100)
         serve.run(two.options(num_replicas=2, health_check_period_s=1).bind())
         yield f"127.0.0.1:{port}"
     finally:
@@ -132,7 +132,7 @@ def test_streams_survive_their_replicas(where: str) -> None:
             outputs += rows
     assert restored
     assert all(call.moves for call in calls)
-    expected = Engine(_layer(), slots=1).run(rl.Ragged(list(values)))
+    expected = Engine(_layer(), max_streams=1).run(rl.Ragged(list(values)))
     assert all(torch.equal(call.found, own) for call, own in zip(calls, expected, strict=True))
     assert torch.equal(torch.tensor(outputs), expected[0])
     assert httpx2.get(f"http://{where}/v2/models/layer").status_code == 401  # without the token
@@ -148,4 +148,4 @@ def test_a_page_under_a_name_of_its_own_is_refused(where: str) -> None:
 
 def test_an_engine_is_refused() -> None:
     with pytest.raises(ArgumentTypeError, match="models must be runs or modules"):
-        deployment(Engine(_layer(), slots=1))
+        deployment(Engine(_layer(), max_streams=1))

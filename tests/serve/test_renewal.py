@@ -35,7 +35,7 @@ def fresh(model: Any, frames: Tensor) -> Tensor:
     """
     outputs = []
     begin = 0
-    engine = Engine(model, slots=1)
+    engine = Engine(model, max_streams=1)
     while begin == 0 or begin + WARM_UP < len(frames):
         with engine.open() as stream:
             stream.push(frames[begin : begin + RENEW])
@@ -80,7 +80,7 @@ def test_renewed_states_are_those_of_fresh_streams(name: str) -> None:
     lengths = [0, 1, 5, 6, 7, 8, 11, 12, 13, 18, 19, 20, 26, 27, 70]
     calls = [torch.randn(length, 3) for length in lengths]
     expected = [fresh(model, call) for call in calls]
-    engine = Engine(model, slots=len(calls), chunk=6, **SETTINGS)
+    engine = Engine(model, max_streams=len(calls), chunk=6, **SETTINGS)
     for whole, rows in zip(engine.run(rl.Ragged(calls)), expected, strict=True):
         assert torch.equal(whole, rows)
     for seed in range(3):
@@ -95,14 +95,14 @@ def test_every_warm_up(settings: tuple[int, int], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(globals(), "WARM_UP", settings[1])
     model = rl.nn.GRU(3, 4).eval()
     calls = [torch.randn(length, 3) for length in (3, 40, 41, 1)]
-    engine = Engine(model, slots=4, renew=settings[0], warm_up=settings[1])
+    engine = Engine(model, max_streams=4, renew=settings[0], warm_up=settings[1])
     for served, call in zip(in_pieces(engine, calls, 0), calls, strict=True):
         assert torch.equal(served, fresh(model, call))
 
 
 def test_a_reset_begins_again_and_a_swap_restarts() -> None:
     model = rl.nn.LSTM(3, 4).eval()
-    engine = Engine(model, slots=2, **SETTINGS)
+    engine = Engine(model, max_streams=2, **SETTINGS)
     frames = torch.randn(30, 3)
     stream, other = engine.open(), engine.open()
     for run in (stream.reset, lambda: engine.swap(rl.nn.LSTM(3, 4).eval(), restart=True)):
@@ -122,7 +122,7 @@ def test_a_reset_begins_again_and_a_swap_restarts() -> None:
 
 def test_a_reset_during_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The step does not count its frames, and a second state does not replace the new one."""
-    engine = Engine(rl.nn.GRU(3, 4).eval(), slots=2, **SETTINGS)
+    engine = Engine(rl.nn.GRU(3, 4).eval(), max_streams=2, **SETTINGS)
     frames = torch.randn(RENEW, 3)
     for length in (RENEW - WARM_UP, RENEW):
         stream = engine.open()
@@ -149,17 +149,17 @@ def test_a_reset_during_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_states_are_those_of_the_same_renewal() -> None:
     model = rl.nn.GRU(3, 4).eval()
-    engine = Engine(model, slots=1, **SETTINGS)
+    engine = Engine(model, max_streams=1, **SETTINGS)
     state = engine.open().state()
     others: list[dict[str, Any]] = [{}, {**SETTINGS, "renew": 13}, {**SETTINGS, "warm_up": 4}]
     for options in others:
         with pytest.raises(CheckpointError):
-            Engine(model, slots=1, **options).open(state)
+            Engine(model, max_streams=1, **options).open(state)
     for age in (-1, RENEW, 2**62):
         data = state[48:-8] + struct.pack("<q", age)
         changed = state[:40] + struct.pack("<Q", zlib.crc32(data)) + data
         with pytest.raises(CheckpointError, match=f"an age of {age} frames"):
-            Engine(model, slots=1, **SETTINGS).open(changed)
+            Engine(model, max_streams=1, **SETTINGS).open(changed)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_states_are_those_of_the_same_renewal() -> None:
 )
 def test_mistakes(options: dict[str, Any], words: str) -> None:
     with pytest.raises((ArgumentError, ArgumentTypeError), match=words):
-        Engine(rl.nn.GRU(3, 4), slots=1, **options)
+        Engine(rl.nn.GRU(3, 4), max_streams=1, **options)
 
 
 def test_a_server_renews() -> None:
@@ -186,7 +186,7 @@ def test_a_server_renews() -> None:
     expected = fresh(model, frames)
     answers: list[Any] = []
     state: dict[str, Any] = {}
-    app = create_app({"gru": model}, slots=3, allow_hosts=["testserver"], **SETTINGS)
+    app = create_app({"gru": model}, max_streams=3, allow_hosts=["testserver"], **SETTINGS)
     with TestClient(app) as client:
         for begin, end in ((0, 9), (9, 10), (10, 40)):
             with client.websocket_connect("/stream") as stream:

@@ -67,7 +67,7 @@ def served(engine: Engine, data: Any, split: int = 3) -> list[torch.Tensor]:
 )
 def test_the_last_results_are_predictions(data: Any, labels: Any, options: dict[str, Any]) -> None:
     run = fit(data, labels, **options)
-    engine = Engine(run, slots=20)
+    engine = Engine(run, max_streams=20)
     wanted = run.predict(data)
     last = torch.stack([rows[-1] for rows in served(engine, data)])
     assert engine.columns(last) == {name: wanted[name] for name in wanted.columns if name != "id"}
@@ -88,7 +88,7 @@ def test_probabilities_do_not_depend_on_their_position(task: str) -> None:
     options: dict[str, Any] = {"probabilities": True} if task == "multilabel" else {}
     wanted = run.predict(bits, **options)
     assert task == "multilabel" or run.model.is_binary
-    engine = Engine(run, slots=200)
+    engine = Engine(run, max_streams=200)
     last = torch.stack([rows[-1] for rows in served(engine, bits)])
     for at, row in enumerate(last.split(1)):
         found = engine.columns(row, **options)
@@ -97,7 +97,7 @@ def test_probabilities_do_not_depend_on_their_position(task: str) -> None:
 
 def test_tags() -> None:
     run = fit(SERIES, TAGS, task="tag")
-    engine, wanted = Engine(run, slots=20), run.predict(SERIES, probabilities=True)
+    engine, wanted = Engine(run, max_streams=20), run.predict(SERIES, probabilities=True)
     for place, rows in enumerate(served(engine, SERIES)):
         columns = engine.columns(rows, probabilities=True)
         assert columns == {name: wanted[name][place] for name in wanted.columns if name != "id"}
@@ -106,7 +106,7 @@ def test_tags() -> None:
 @pytest.mark.parametrize("options", [{}, {"tie_weights": True, "embedding": 8}])
 def test_language(options: dict[str, Any]) -> None:
     run = fit(TEXTS, task="language", **options)
-    engine, wanted = Engine(run, slots=1), run.predict(TEXTS)["prediction"]
+    engine, wanted = Engine(run, max_streams=1), run.predict(TEXTS)["prediction"]
     for text, following in zip(TEXTS, wanted, strict=True):
         with engine.open() as stream:
             stream.push(text)
@@ -116,7 +116,7 @@ def test_language(options: dict[str, Any]) -> None:
 
 def test_tokens() -> None:
     run = fit(TEXTS, ["q", "r", "q"] * 4)
-    engine, wanted = Engine(run, slots=20), run.predict(TEXTS)["probability"]
+    engine, wanted = Engine(run, max_streams=20), run.predict(TEXTS)["probability"]
     with pytest.raises(ShapeError, match="the same task, channels, tokens and labels"):
         engine.swap(fit([text.replace("a", "c") for text in TEXTS], ["q", "r", "q"] * 4))
     last = torch.stack([rows[-1] for rows in served(engine, [text.split() for text in TEXTS], 2)])
@@ -126,7 +126,7 @@ def test_tokens() -> None:
 
 
 def test_a_state_continues_filled_values() -> None:
-    engine = Engine(fit(HOLES, LABELS, missing="forward"), slots=2)
+    engine = Engine(fit(HOLES, LABELS, missing="forward"), max_streams=2)
     part = np.array([[1.0, np.nan], [np.nan, 2.0], [np.nan, np.nan]], np.float32)
     (whole,) = served(engine, [part])
     stream = engine.open()
@@ -140,7 +140,7 @@ def test_a_state_continues_filled_values() -> None:
 
 def test_infinite_numbers_are_refused_as_in_predictions() -> None:
     stream = (
-        engine := Engine(fit([np.nan_to_num(part) for part in HOLES], LABELS), slots=1)
+        engine := Engine(fit([np.nan_to_num(part) for part in HOLES], LABELS), max_streams=1)
     ).open()
     stream.push(torch.tensor([[3e38, 1.0]]))
     for frames in ([[1.0, 2.0], [1.0, torch.inf]], torch.tensor([[1.0, 2.0], [1.0, torch.inf]])):
@@ -162,7 +162,7 @@ def test_times_between_observations_continue(cell: str) -> None:
     rows, offsets = np.concatenate(parts), offsets_of([len(part) for part in parts])
     data = dataset(rows, offsets, labels=tuple(LABELS), channels=("x", "time_gap"))
     run = fit(data, missing="elapsed", cell=cell)
-    engine, wanted = Engine(run, slots=20), run.predict(data)
+    engine, wanted = Engine(run, max_streams=20), run.predict(data)
     last = torch.stack([rows[-1] for rows in served(engine, parts, 2)])
     assert engine.columns(last) == {name: wanted[name] for name in wanted.columns if name != "id"}
     state = None
@@ -176,7 +176,7 @@ def test_times_between_observations_continue(cell: str) -> None:
 
 def test_runs_that_are_refused() -> None:
     with pytest.raises(DispatchError, match="model must be"):
-        Engine(fit(SERIES, LABELS, bidirectional=True), slots=1)
+        Engine(fit(SERIES, LABELS, bidirectional=True), max_streams=1)
     columns = {
         "text": ["a b", "b a", "a a"] * 3,
         "kind": ["x", "y", "x"] * 3,
@@ -184,12 +184,33 @@ def test_runs_that_are_refused() -> None:
     }
     with pytest.raises(DispatchError, match="the features 'colour'"):
         Engine(
-            fit(pyarrow.table(columns), sequence="text", label="kind", static=["colour"]), slots=1
+            fit(pyarrow.table(columns), sequence="text", label="kind", static=["colour"]),
+            max_streams=1,
         )
 
 
 def test_missing_numbers_and_columns_of_a_module() -> None:
     with pytest.raises(ArgumentError, match="frames must be numbers other than NaN"):
-        Engine(fit(SERIES, LABELS), slots=1).open().push(HOLES[1])
+        Engine(fit(SERIES, LABELS), max_streams=1).open().push(HOLES[1])
     with pytest.raises(ArgumentError, match="model must be a run"):
-        Engine(rl.nn.GRU(3, 4), slots=1).columns(torch.zeros(1, 4))
+        Engine(rl.nn.GRU(3, 4), max_streams=1).columns(torch.zeros(1, 4))
+
+
+@pytest.mark.parametrize("change", ["labels", "channels", "task"])
+def test_a_swap_to_a_run_of_another_meaning(change: str) -> None:
+    """Although its frames and results have the same shapes."""
+    walks = [np.random.default_rng(seed).normal(size=(5, 2)) for seed in range(8)]
+    options: dict[str, Any] = {"epochs": 1, "hidden_size": 4, "validation_fraction": 0}
+    run = rl.fit(walks, ["up", "down"] * 4, **options)
+    engine = Engine(run, max_streams=1)
+    engine.swap(rl.fit(walks, ["down", "up"] * 4, **options))
+    labels: Any = ["up", "left"] * 4 if change == "labels" else ["up", "down"] * 4
+    data: Any = walks
+    if change == "channels":
+        pandas = pytest.importorskip("pandas")
+        data = [pandas.DataFrame(walk, columns=["x", "y"]) for walk in walks]
+    if change == "task":
+        labels = [["up"], ["down"]] * 4
+        options["task"] = "multilabel"
+    with pytest.raises(ShapeError, match="same task, channels, tokens and labels"):
+        engine.swap(rl.fit(data, labels, **options))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
+from raglane.errors import ShapeError
 from raglane.serve import Engine
 from raglane.serve.streams import Stream
 from raglane.training.model import with_dropout
@@ -81,7 +82,7 @@ def served(engine: Engine, data: list[Tensor], seed: int = 0) -> list[Tensor]:
 
 
 def check(model: Any, data: list[Tensor], **options: Any) -> Engine:
-    engine = Engine(model, slots=len(data) + 2, features=6, **options)
+    engine = Engine(model, max_streams=len(data) + 2, feature_shape=6, **options)
     whole = engine.run(rl.Ragged(data))
     assert all(torch.equal(a, b) for a, b in zip(served(engine, data), whole, strict=True))
     assert torch.equal(engine.run(rl.Ragged(data[::-1])).values, torch.cat(whole.to_list()[::-1]))
@@ -103,7 +104,7 @@ def test_streams_equal_whole_sequences(name: str, dtype: torch.dtype) -> None:
 def test_run_is_the_model_in_float64(name: str) -> None:
     model = made(name, torch.float64)
     batch = rl.Ragged([part for part in sequences(8, torch.float64) if len(part)])
-    outputs = Engine(model, slots=1, features=6).run(batch)
+    outputs = Engine(model, max_streams=1, feature_shape=6).run(batch)
     with torch.no_grad():
         expected: Any = batch
         for part in model if isinstance(model, list) else [model]:
@@ -118,20 +119,20 @@ def test_run_is_the_model_in_float64(name: str) -> None:
 def test_layers_have_the_bits_of_their_call(name: str) -> None:
     layer, batch = made(name), rl.Ragged(sequences(6, torch.float32))
     with torch.no_grad():
-        assert torch.equal(Engine(layer, slots=1).run(batch).values, layer(batch)[0].values)
+        assert torch.equal(Engine(layer, max_streams=1).run(batch).values, layer(batch)[0].values)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "RNN", "skips"])
 def test_int8_weights(name: str) -> None:
     model = made(name)
     engine = check(model, sequences(8, torch.float32), dtype=torch.int8)
-    assert engine.digest != Engine(model, slots=1, features=6).digest
+    assert engine.digest != Engine(model, max_streams=1, feature_shape=6).digest
     if isinstance(model, rl.nn.LSTM):
         batch = rl.Ragged(sequences(8, torch.float32))
         with torch.no_grad():
             expected = rl.quantize(model)(batch)[0]
         assert torch.equal(engine.run(batch).values, expected.values)
-        assert torch.equal(Engine(model, slots=1).run(batch).values, expected.values)
+        assert torch.equal(Engine(model, max_streams=1).run(batch).values, expected.values)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -141,7 +142,7 @@ def test_threads_and_chunks(threads: int, chunk: int | None) -> None:
     before = torch.get_num_threads()
     engine = check(made("skips"), data, threads=threads, chunk=chunk)
     assert torch.get_num_threads() == before
-    other = Engine(made("skips").train(), slots=1)  # it runs as in evaluation
+    other = Engine(made("skips").train(), max_streams=1)  # it runs as in evaluation
     assert torch.equal(engine.run(rl.Ragged(data)).values, other.run(rl.Ragged(data)).values)
 
 
@@ -149,7 +150,7 @@ def test_threads_and_chunks(threads: int, chunk: int | None) -> None:
 def test_random_schedules(seed: int) -> None:
     name = list(MODELS)[seed * 5 % len(MODELS)]
     data = sequences(12, torch.float32, seed)
-    engine = Engine(made(name), slots=14, features=6, chunk=1 + seed)
+    engine = Engine(made(name), max_streams=14, feature_shape=6, chunk=1 + seed)
     expected = engine.run(rl.Ragged(data))
     for round_ in range(3):
         found = served(engine, data, 10 * seed + round_)
@@ -160,7 +161,7 @@ def test_tokens() -> None:
     torch.manual_seed(0)
     encoder = rl.nn.SequenceEncoder(5, 8, "lstm", num_embeddings=50, pooling="mean").eval()
     data = [torch.randint(0, 50, (n,)) for n in (0, 1, 7, 4)]
-    found = served(Engine(encoder, slots=6), data)
+    found = served(Engine(encoder, max_streams=6), data)
     with torch.no_grad():
         for outputs, part in zip(found, data, strict=True):
             for end in range(1, len(part) + 1):
@@ -170,7 +171,7 @@ def test_tokens() -> None:
 def test_frames_of_several_dimensions() -> None:
     torch.manual_seed(0)
     model = [part.eval() for part in (nn.Conv2d(1, 2, 3), nn.Flatten(), rl.nn.GRU(8, 3))]
-    engine = Engine(model, slots=2, features=(1, 4, 4))
+    engine = Engine(model, max_streams=2, feature_shape=(1, 4, 4))
     frames = torch.randn(5, 1, 4, 4)
     stream = engine.open()
     stream.push(frames[:2])
@@ -186,7 +187,7 @@ def test_weights_are_copied(has_tokens: bool) -> None:
     first = [with_dropout(nn.Embedding(9, 6), 0.5)] if has_tokens else []
     model = nn.Sequential(*first, rl.nn.LSTM(6, 4)).eval()
     batch = rl.Ragged([torch.arange(9)] if has_tokens else sequences(4, torch.float32))
-    engine = Engine(model, slots=1)
+    engine = Engine(model, max_streams=1)
     before = engine.run(batch).values
     for part in model.train().parameters():
         part.data.zero_()
@@ -198,15 +199,15 @@ def test_the_digest_depends_on_every_weight() -> None:
         made("skips"),
         rl.nn.SequenceEncoder(5, 8, num_embeddings=50, initial_state="learned").eval(),
     ):
-        found = {Engine(model, slots=1).digest}
+        found = {Engine(model, max_streams=1).digest}
         for part in model.parameters():
             part.data += 0.5
-            found.add(Engine(model, slots=1).digest)
+            found.add(Engine(model, max_streams=1).digest)
         assert len(found) == 1 + len([*model.parameters()])
 
 
 def test_a_nan_stays_in_its_stream() -> None:
-    engine = Engine(made("skips"), slots=4, nan="pass")
+    engine = Engine(made("skips"), max_streams=4, nan="pass")
     data = sequences(4, torch.float32)[2:]
     expected = engine.run(rl.Ragged(data))
     one, two, other = engine.open(), engine.open(), engine.open()
@@ -224,7 +225,7 @@ def test_swap_goes_on_or_restarts() -> None:
     for start in (first.get_parameter("initial_h"), second.get_parameter("initial_h")):
         nn.init.normal_(start)
     part = sequences(3, torch.float32)[2]
-    engine = Engine(first, slots=1)
+    engine = Engine(first, max_streams=1)
     stream = engine.open()
     stream.push(part)
     engine.step()
@@ -244,10 +245,26 @@ def test_swap_goes_on_or_restarts() -> None:
     assert torch.equal(stream.pull(), new)
 
 
+def test_a_restart_with_other_states() -> None:
+    part = sequences(3, torch.float32)[2]
+    engine = Engine(rl.nn.LSTM(6, 4).eval(), max_streams=1)
+    stream = engine.open()
+    stream.push(part)
+    engine.step()
+    stream.pull()
+    other = rl.nn.GRU(6, 4).eval()
+    with pytest.raises(ShapeError, match="Pass restart=True"):
+        engine.swap(other)
+    engine.swap(other, restart=True)
+    stream.push(part)
+    engine.step()
+    assert torch.equal(stream.pull(), other(part)[0])
+
+
 def test_a_state_moves_to_another_process_of_the_same_model() -> None:
     part = sequences(3, torch.float32)[2]
-    whole = Engine(made("voice"), slots=1, features=6).run(rl.Ragged([part])).values
-    one, two = (Engine(made("voice"), slots=3, features=6) for _ in range(2))
+    whole = Engine(made("voice"), max_streams=1, feature_shape=6).run(rl.Ragged([part])).values
+    one, two = (Engine(made("voice"), max_streams=3, feature_shape=6) for _ in range(2))
     stream = one.open()
     stream.push(part[:3])
     one.step()

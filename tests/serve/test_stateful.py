@@ -141,7 +141,7 @@ def test_served_is_offline_and_torch(name: str) -> None:
     make, states, features = MODELS[name]
     torch.manual_seed(0)
     model = make().double().eval()
-    engine = Engine(model, slots=2, features=features)
+    engine = Engine(model, max_streams=2, feature_shape=features)
     frames = torch.randn(9, *features, dtype=torch.float64)
     whole = engine.run(rl.Ragged([frames])).values
     expected = []
@@ -170,9 +170,9 @@ def test_first_states_that_a_model_gets() -> None:
 
     model: Any = Sum()
     with pytest.raises(DispatchError, match=f"found. {WRAPPER}"):
-        Engine(model, slots=1, features=3)
+        Engine(model, max_streams=1, feature_shape=3)
     model.initial_state = lambda count: torch.full((count, 2), 2.0)
-    engine = Engine(model, slots=1, features=3)
+    engine = Engine(model, max_streams=1, feature_shape=3)
     whole = engine.run(rl.Ragged([torch.ones(3, 3)])).values
     assert torch.equal(whole, torch.tensor([2.0, 5.0, 8.0])[:, None].expand(3, 3))
 
@@ -180,7 +180,7 @@ def test_first_states_that_a_model_gets() -> None:
 def test_modes_of_the_model_stay() -> None:
     """Dropout is off in the engine, and on in the model."""
     model = Detector().train()
-    engine = Engine(model, slots=1, features=64)
+    engine = Engine(model, max_streams=1, feature_shape=64)
     frames = rl.Ragged([torch.randn(5, 64)])
     assert model.training
     assert model.head.training
@@ -209,7 +209,7 @@ class Refusing(nn.Module):
 def test_a_scripted_model() -> None:
     traced = torch.jit.trace(Gated(nn.GRUCell(6, 4)), (torch.randn(2, 6), torch.zeros(2, 4)))
     with pytest.raises(DispatchError, match=r"compiled by torch\.jit\. Load its weights"):
-        Engine(traced, slots=1, features=6)
+        Engine(traced, max_streams=1, feature_shape=6)
 
 
 WRAPPER = r"Give it a method initial_state\(batch_size\).*pass rl\.nn\.Recurrent\(cell\)"
@@ -227,16 +227,16 @@ WRAPPER = r"Give it a method initial_state\(batch_size\).*pass rl\.nn\.Recurrent
 )
 def test_refusals_say_what_works(how: str, words: str) -> None:
     with pytest.raises(DispatchError, match=words):
-        Engine(Refusing(how), slots=1, features=6)
+        Engine(Refusing(how), max_streams=1, feature_shape=6)
 
 
 def test_tokens_and_wrong_sizes() -> None:
     with pytest.raises(DispatchError, match=rf"no states were found \(.*input.*\)\. {WRAPPER}"):
-        Engine(Gated(nn.GRUCell(6, 4)), slots=1, features=5)
+        Engine(Gated(nn.GRUCell(6, 4)), max_streams=1, feature_shape=5)
     tokens = nn.Module()
     tokens.table, tokens.forward = nn.Embedding(5, 6), Refusing("").forward
     with pytest.raises(DispatchError, match="tokens with the state as an argument"):
-        Engine(tokens, slots=1)
+        Engine(tokens, max_streams=1)
 
     class Cell(nn.Module):
         input_size, hidden_size = 6, (2, 4)
@@ -272,7 +272,7 @@ def test_padding_inside_of_frames(mode: str, dims: int) -> None:
     module = Padded().double()
     frames = torch.randn(5, 64, dtype=torch.float64)
     expected = module(frames)
-    engine = Engine([module], slots=1, features=64)
+    engine = Engine([module], max_streams=1, feature_shape=64)
     torch.testing.assert_close(engine.run(rl.Ragged([frames])).values, expected)
 
     grads = []

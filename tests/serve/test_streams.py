@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -20,12 +21,16 @@ import pytest
 import torch
 import websockets.sync.client as websockets
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.frames import Frame, Opcode
+from websockets.protocol import State as Connected
+from websockets.streams import StreamReader
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, ClosedError, ShapeError
 from raglane.serve import AsyncClient, Client, Engine
 from raglane.serve.app import create_app
-from raglane.serve.continued import State
+from raglane.serve.continued import State, Streams
+from raglane.serve.wire import Socket
 from servers import served
 
 RECORD = struct.Struct("<II")
@@ -37,7 +42,7 @@ def _layer() -> rl.nn.LSTM:
 
 
 def _engine(**options: Any) -> Engine:
-    return Engine(_layer(), **{"slots": 50, **options})
+    return Engine(_layer(), **{"max_streams": 50, **options})
 
 
 def _offline(values: torch.Tensor) -> torch.Tensor:
@@ -121,6 +126,22 @@ def test_many_streams_of_a_connection(where: str) -> None:
     many.socket.send(_record(7, more))
     assert torch.equal(many.results(7, 3), _offline(torch.cat([values[7], more]))[40:])
     many.socket.close()
+
+
+def test_a_state_is_that_after_all_frames_before_it(where: str) -> None:
+    """Also of frames that take many steps."""
+    values = torch.randn(151, 3)
+    for at in (1, 100, 150):
+        many = _Many(where)
+        many.say(stream=1, open=True)
+        many.socket.send(_record(1, values[:at]))
+        note = many.say(stream=1, state=True)
+        assert note["at"] == at
+        assert torch.equal(many.results(1, at), _offline(values[:at]))
+        many.say(stream=2, open=note["state"], at=at)
+        many.socket.send(_record(2, values[at:]))
+        assert torch.equal(many.results(2, 151 - at), _offline(values)[at:])
+        many.socket.close()
 
 
 def test_mistakes_of_one_stream_leave_the_others(where: str) -> None:
@@ -329,7 +350,7 @@ def test_samples_in_chunks_of_any_size(where: str, kind: str) -> None:
         for chunk in chunks:
             stream.send(chunk)
         while len(found) < 40 * 32:
-            found += stream.recv(decode=False)
+            found += stream.recv(20, decode=False)
         rows = np.frombuffer(found, np.float32).reshape(40, 8)
         assert torch.equal(torch.tensor(rows), expected)
         stream.send(b"abc")
@@ -428,6 +449,8 @@ def test_messages_in_parts_and_pings(where: str) -> None:
     assert found[5:7] == b"\x82\x40"
     rows = np.frombuffer(found[7:71], np.float32).reshape(2, 8)
     assert torch.equal(torch.tensor(rows), _offline(values))
+    link.sendall(_frame(0x01, b'{"reset":') + _frame(0x00, b"") + _frame(0x80, b"true}"))
+    assert link.recv(100) == b'\x81\x0e{"reset":true}'
     link.close()
 
 
@@ -486,7 +509,7 @@ def test_hosts_and_origins_of_sockets(
 
 
 def test_tokens_and_limits_of_sockets() -> None:
-    app = create_app({"layer": _engine(slots=3)}, token="secret", client_streams=2)
+    app = create_app({"layer": _engine(max_streams=3)}, token="secret", client_streams=2)
     with served(app) as where:
         for headers in ({}, {"Authorization": "Bearer secre"}, {"Authorization": "secret"}):
             for path in ("stream", "streams"):
@@ -524,6 +547,111 @@ def test_a_refused_handshake(where: str) -> None:
     with pytest.raises(InvalidStatus) as caught, connection(f"ws://{where}/nothing"):
         pass
     assert caught.value.response.status_code == 404
+
+
+@pytest.mark.parametrize("size", [0, 125, 126, 65_535, 65_536, 70_000])
+def test_heads_of_all_sizes(size: int) -> None:
+    written: list[bytes] = []
+    link: Any = Socket.__new__(Socket)
+    link._conn = SimpleNamespace(state=Connected.OPEN)
+    link._transport = SimpleNamespace(write=written.append)
+    content = bytes(range(256)) * (size // 256 + 1)
+    link.send(content[:size])
+    link.send("x" * size)
+    for expected in (Frame(Opcode.BINARY, content[:size]), Frame(Opcode.TEXT, b"x" * size)):
+        reader = StreamReader()
+        reader.feed_data(written.pop(0))
+        parsing = Frame.parse(reader.read_exact, mask=False)
+        with pytest.raises(StopIteration) as end:
+            next(parsing)
+        assert end.value.value == expected
+
+
+def test_a_client_forgets_frames_before_a_state() -> None:
+    facts = {"shape": [3], "datatype": "FP32"}
+    streams = Streams(100)
+    streams.greet(json.dumps({"model": "layer", "frames": facts, "results": facts}))
+    stream, _ = streams.open(None)
+    rows = np.arange(15, dtype=np.float32).reshape(5, 3)
+    streams.push(stream, rows[:3])
+    streams.push(stream, rows[3:])
+    for at in (2, 3, 4, 5):
+        streams.receive(json.dumps({"stream": 0, "state": "AAAA", "at": at}))
+        _, *records = streams.again()
+        expected = RECORD.pack(0, 5 - at) + rows[at:].tobytes()
+        assert records == ([expected] if at < 5 else [])
+
+
+def _silent(where: str, path: str) -> socket.socket:
+    """Return the socket of a client with a small buffer, which has read the answer to its handshake."""
+    host, _, port = where.rpartition(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.settimeout(30)
+    client.connect((host, int(port)))
+    lines = [f"GET {path} HTTP/1.1", f"Host: {where}", "Upgrade: websocket", "Connection: Upgrade"]
+    lines += ["Sec-WebSocket-Version: 13", f"Sec-WebSocket-Key: {'A' * 22}==", "", ""]
+    client.sendall("\r\n".join(lines).encode())
+    while client.recv(1) != b"\n" or client.recv(2) != b"\r\n":
+        pass
+    return client
+
+
+def _masked(opcode: int, content: bytes) -> bytes:
+    return Frame(Opcode(opcode), content).serialize(mask=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("/stream", _masked(1, b'{"frames":[[1]]}')),
+        ("/streams", _masked(1, b'{"stream":1,"close":true}')),
+        ("/streams", _masked(2, struct.pack("<II", 5, 0) * 8)),
+        ("/streams", _masked(2, _record(7, torch.full((1, 3), torch.nan)) * 8)),
+    ],
+)
+def test_errors_that_a_client_does_not_read_end_the_connection(path: str, message: bytes) -> None:
+    app = create_app({"layer": _engine()})
+    sockets = app.state.server.sockets
+    with served(app) as where, _silent(where, path) as client:
+        client.sendall(_masked(1, b'{"stream":7,"open":true}') if path == "/streams" else b"")
+        (link,) = sockets
+        with suppress(TimeoutError):
+            while link._conn.state is Connected.OPEN:
+                client.sendall(message * 1000)
+                assert link._transport.get_write_buffer_size() < 2**20
+        data = b""
+        while b"errors must be read by the client" not in data:
+            part = client.recv(1 << 16)
+            assert part
+            data = data[-200:] + part
+
+
+def test_answers_wait_for_a_client_that_does_not_read() -> None:
+    app = create_app({"layer": _engine()})
+    sockets = app.state.server.sockets
+    count = 20_000
+    with served(app) as where, _silent(where, "/stream") as client:
+        data = _masked(1, b'{"state":true}') * count
+        thread = threading.Thread(target=client.sendall, args=(data,), daemon=True)
+        thread.start()
+        (link,) = sockets
+        until = time.monotonic() + 20
+        while not link._is_paused and time.monotonic() < until:
+            time.sleep(0.01)
+        assert link._is_paused
+        for _ in range(20):
+            time.sleep(0.01)
+            assert link._transport.get_write_buffer_size() < 2**20
+        states = 0
+        left = b""
+        while states < count:
+            left += client.recv(1 << 16)
+            states += left.count(b'{"state":"')
+            left = left[-9:] if b'{"state":"' not in left[-9:] else b""
+        thread.join()
+        client.sendall(_masked(1, b'{"end":true}'))
+        assert client.recv(100)[-3:] == b"end"
 
 
 # ---- overload ----------------------------------------------------------------------------------------
@@ -564,8 +692,11 @@ def test_slow_steps_are_an_overload(monkeypatch: pytest.MonkeyPatch) -> None:
     app = create_app({"layer": engine}, period=0.03)
     compute = engine._compute
 
+    steps_are_slow = threading.Event()
+    steps_are_slow.set()
+
     def slow(step: Any) -> None:
-        time.sleep(0.06)
+        time.sleep(0.06 if steps_are_slow.is_set() else 0)
         compute(step)
 
     monkeypatch.setattr(engine, "_compute", slow)
@@ -573,12 +704,12 @@ def test_slow_steps_are_an_overload(monkeypatch: pytest.MonkeyPatch) -> None:
         many = _Many(where)
         many.say(stream=1, open=True)
         assert httpx2.get(f"http://{where}/health").json()["models"]["layer"]["longest"] == 0
-        many.socket.send(_record(1, torch.zeros(40, 3)))
+        many.socket.send(_record(1, torch.zeros(4000, 3)))
         while (answer := httpx2.get(f"http://{where}/health")).status_code == 200:
             pass
         facts = answer.json()["models"]["layer"]
         assert facts["lag_seconds"] > 0.03
-        assert 4 < facts["longest"] < 40  # of a queue of 4
+        assert 4 < facts["longest"] < 4000  # of a queue of 4
         text = httpx2.get(f"http://{where}/metrics").text
         assert float(text.partition('raglane_longest{model="layer"} ')[2].split()[0]) > 4
         assert float(text.partition('raglane_queued{model="layer"} ')[2].split()[0]) > 4
@@ -588,8 +719,11 @@ def test_slow_steps_are_an_overload(monkeypatch: pytest.MonkeyPatch) -> None:
         answer = httpx2.post(f"http://{where}/v2/models/layer/infer", json=body)
         assert answer.status_code == 503
         assert "faster than a frame per 30 ms" in answer.json()["error"]
-        assert "faster than" in many.say(stream=2, open=True)["error"]
-        assert many.results(1, 40).shape == (40, 8)
+        other = _Many(where)  # the first one is not read from
+        assert "faster than" in other.say(stream=2, open=True)["error"]
+        other.socket.close()
+        steps_are_slow.clear()
+        assert many.results(1, 4000).shape == (4000, 8)
 
 
 def test_dropped_frames_are_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ F.softplus(x); F.leaky_relu(x, 0.2); x.sigmoid(); torch.addcmul(x, x, y, value=0
 x.double(); x.long(); x.bool(); x.isnan(); torch.zeros_like(x); torch.full_like(x, 2.0); x.nan_to_num(); x.pow(3)
 x.sub(h); x.mul(torch.tensor(2.0)); x.logical_not(); x.round(); F.dropout(x, 0.5, False); x.clone()
 x.detach() + 0 * x
+True | m; True & m; True ^ m; 3 & i; 3 | i; 3 ^ i
 x.square(); torch.logaddexp(x, y); x - x.mean(1, keepdim=True); h.expand_as(x) * x; x.contiguous(); x.type_as(x)
 torch.isclose(x, y); x.eq(y); x.ne(0); x.sign(); x.atan2(y); x.bfloat16(); x.half(); x.int(); x.cpu()
 torch.sigmoid(x); torch.isin(i, torch.tensor([1, 2])); torch.bucketize(x, torch.tensor([0.0, 1.0]).double())
@@ -61,6 +62,8 @@ x.nansum()
 x.mean((0, 1, -1)); x.norm(dim=(0, 1)); x.sum(dtype=torch.float32); (x - y).abs().mean(); x.square().mean().sqrt()
 x.var((0, 1), keepdim=True); x.numel(); x.dim(); x.ndim; x.median(); x.masked_select(m); torch.masked_select(x, m)
 x.mean(); torch.linalg.vector_norm(x); torch.count_nonzero(m); x.min(); x.quantile(0.3); torch.linalg.norm(x)
+x.nelement(); torch.numel(x); x.is_floating_point(); i.is_complex(); i.is_signed(); x.is_conj(); x.is_neg()
+x.is_inference(); m.is_contiguous(); x.is_pinned(); i.element_size(); x.get_device()
 torch.quantile(x, torch.tensor([0.2, 0.7]).double()); torch.aminmax(x); torch.dist(x, y, 1); torch.dist(x, y)
 """
 
@@ -74,6 +77,7 @@ x.topk(1)[0]; x.topk(1, -1); x.flip(1); torch.flip(x, (1,)); x.flip(-1); torch.f
 torch.diff(x, dim=1); x.diff(2, 1); x.diff(); x.cummax(1); torch.cummin(x, dim=1); x.cumprod(1); x.logcumsumexp(1)
 x.cummax(-1)[0]; F.normalize(x); F.normalize(x, dim=-1); F.cosine_similarity(x, y); F.cosine_similarity(x, y, dim=-1)
 F.log_softmax(x, -1); F.glu(x, 1); x.roll(1, -1); i.sort(1); m.sort(1)
+F.gumbel_softmax(x, hard=True, dim=1).sum(1)
 torch.diff(x, dim=1, prepend=x[:, :1]); m.diff(dim=1); x.softmax(-1).log(); x.softmax(dim=1)
 """
 
@@ -86,6 +90,7 @@ x[torch.arange(len(lens)), -1]; x[..., [0, 0]]; x[:, 1:][:, :-1]; torch.gather(x
 torch.take_along_dim(x, k, 1); x.gather(1, x.argsort(1)); torch.index_select(x, 1, torch.tensor([0, 0]))
 x.index_select(-1, torch.tensor([0, 0])); x[:, 0, ..., 0]; x[:, -1][:, None] * x; x[:, np.array([0])]
 x[:, 1:] - x[:, :-1]
+x[list(range(len(lens))), 0]
 x[:, :2**63 - 1]; x[:, -2**63:]; x[..., 0, None]; x.take_along_dim(x.argsort(1), 1); x[:, -3:-1]
 """
 
@@ -109,7 +114,11 @@ F.scaled_dot_product_attention(x, x, x, scale=0.3) if x.dim() < 4 else x
 torch.einsum("btf,fg->btg", x, w); torch.einsum("btf,bf->bt", x, h[:, 0]); torch.einsum("btf,btf->bt", x, y)
 torch.einsum("btf,btg->bfg", x, y); torch.einsum("bt,bt->b", x, y); torch.einsum("bt,btf->bf", x[..., 0], x)
 torch.equal(x, x); torch.equal(x, y); torch.allclose(x, x); torch.stack([x, y], -1).sum(-1); F.pairwise_distance(x, y)
-torch.einsum("ijk,kl->ijl", x, w); torch.cat([x, x], 2)
+torch.einsum("ijk,kl->ijl", x, w); torch.cat([x, x], 2); torch.concatenate([x, y], 1); F.embedding(k, w)
+torch.tensor_split(x, 2, dim=-1); x.swapaxes(-1, -2); torch.swapdims(x, 2, 3); torch.moveaxis(x, -1, 2)
+F.rms_norm(x, x.shape[2:]); F.bilinear(x, y, torch.ones(2, w.shape[0], w.shape[0]).double()); F.one_hot(i, 14)
+F.dropout1d(x, 0.5, False); F.dropout2d(x, 0.5, False) if x.dim() == 4 else x
+F.dropout3d(x, 0.5, False) if x.dim() == 5 else x; torch.feature_alpha_dropout(x, 0.5, False)
 """
 
 LOSSES = """
@@ -137,6 +146,8 @@ F.gaussian_nll_loss(x, y, p); nn.GaussianNLLLoss()(x, y, p); F.gaussian_nll_loss
 F.gaussian_nll_loss(x, y, 0.5); F.gaussian_nll_loss(x, y, p, reduction="sum")
 F.soft_margin_loss(x, y.sign())
 F.margin_ranking_loss(x, y, y.sign()); F.hinge_embedding_loss(x, y.sign()); F.cosine_embedding_loss(x, y, s)
+F.multilabel_margin_loss(x, i % 3); F.multilabel_soft_margin_loss(x, m.double())
+F.multilabel_soft_margin_loss(x, m.double(), reduction="none"); F.multi_margin_loss(x, t, reduction="none")
 F.triplet_margin_loss(x, y, p); F.multi_margin_loss(x, t); (F.mse_loss(x, y, reduction="none") * m).sum() / m.sum()
 """
 
@@ -152,6 +163,8 @@ def expressions(text: str) -> list[str]:
 
 
 _FEATURES = """
+F.dropout1d(x, 0.5, False); torch.feature_alpha_dropout(x, 0.5, False)
+torch.tensor_split(x, 2, dim=-1); F.bilinear(x, y, torch.ones(2, w.shape[0], w.shape[0]).double())
 x.unflatten(-1, (1, -1)); x.unbind(-1); x.sum(-2); x.mean(-2); x.roll(1, -1); x.chunk(2, -1); F.pairwise_distance(x, y)
 torch.unflatten(x, -1, (-1, 1)); torch.unbind(x, -1); F.pad(x, (0, 0, 1, 1)); F.pad(x, (1, 0, 0, 1)); x @ v; x @ w
 F.pad(x, (0, 0, -1, 0)); torch.matmul(x, g) if x.dim() == 3 else x @ w; torch.matmul(x, w); F.linear(x, w.mT)
@@ -163,6 +176,7 @@ F.scaled_dot_product_attention(x, x, x, scale=0.3) if x.dim() < 4 else x
 # The number of feature dimensions that an expression needs to have a meaning.
 FEATURES = dict.fromkeys(expressions(_FEATURES), 1) | {
     "x.transpose(-1, -2)": 2,
+    "x.swapaxes(-1, -2)": 2,
     "torch.linalg.norm(x, dim=(2, 3))": 2,
 }
 

@@ -126,4 +126,4 @@ def made(name: str, dtype: torch.dtype = torch.float32) -> Any:
 def engine_of(**options: Any) -> Engine:
     """Return a small engine of an LSTM, or of another model."""
     torch.manual_seed(0)
-    return Engine(**{"model": rl.nn.LSTM(3, 4).eval(), "slots": 2, "max_queue": 4, **options})
+    return Engine(**{"model": rl.nn.LSTM(3, 4).eval(), "max_streams": 2, "max_queue": 4, **options})

@@ -25,6 +25,8 @@ def served(app: Any) -> Iterator[str]:
         assert thread.is_alive()
         time.sleep(0.01)
     host, port = server.servers[0].sockets[0].getsockname()[:2]
-    yield f"{host}:{port}"
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"{host}:{port}"
+    finally:  # else a test that fails would not end
+        server.should_exit = True
+        thread.join()

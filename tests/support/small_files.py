@@ -21,7 +21,7 @@ import torch
 
 from raglane import Ragged
 from raglane.data import FORMATS, Columns, Dataset, convert
-from raglane.data.assemble import pieces
+from raglane.data.assemble import pieces, streams
 from raglane.data.records import Records
 from raglane.data.sources import csv, ipc
 from raglane.data.store import shards
@@ -233,7 +233,7 @@ def refused(
 def small_steps(rows: int = 4, shard: int = 200) -> Iterator[None]:
     """Limit the pieces of a conversion to a few rows and its shards to a few bytes."""
     with ExitStack() as stack:
-        for module in (pieces, ipc, csv):
+        for module in (pieces, streams, ipc, csv):
             stack.enter_context(mock.patch.object(module, "ROWS", rows))
         stack.enter_context(mock.patch.object(shards, "SHARD", shard))
         yield

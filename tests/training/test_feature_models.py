@@ -77,7 +77,7 @@ def test_a_mixed_embedding_by_hand() -> None:
 @pytest.mark.parametrize("tokens", [False, True])
 def test_a_label_that_depends_on_a_feature_is_learned(tmp_path: Path, tokens: bool) -> None:
     data = _records(tokens=tokens)
-    run = rl.fit(data, epochs=12, lr=0.05, out=tmp_path / "run", **_QUICK)
+    run = rl.fit(data, epochs=12, lr=0.05, output=tmp_path / "run", **_QUICK)
     assert run.evaluate(data)["accuracy"] == 1
     again = rl.load(tmp_path / "run")
     answers = again.predict(data)

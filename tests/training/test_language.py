@@ -162,24 +162,24 @@ def test_drawn_texts(tmp_path: Path) -> None:
     )
     saved = load_model(tmp_path)
     assert sample(saved, temperature=0) == sample(saved, temperature=1e-320) == ["abcdef"]
-    assert sample(saved, prompt="abc", temperature=0, count=2, length=2) == ["abcde"] * 2
+    assert sample(saved, prompt="abc", temperature=0, count=2, max_length=2) == ["abcde"] * 2
     assert predict(saved, _texts(["abc"]), horizon=5).columns["prediction"] == [["d", "e", "f"]]
     assert sample(saved, beam_size=1) == ["abcdef"]
     unknown = predict(saved, _texts(["abzz"]), horizon=9).columns["prediction"][0]
-    assert sample(saved, prompt="abzz", temperature=0, length=9) == ["abzz" + "".join(unknown)]
-    found = sample(saved, prompt="abc", beam_size=4, count=2, length=2)
+    assert sample(saved, prompt="abzz", temperature=0, max_length=9) == ["abzz" + "".join(unknown)]
+    found = sample(saved, prompt="abc", beam_size=4, count=2, max_length=2)
     assert (len(found), found[0]) == (2, "abcde")
     with pytest.raises(ArgumentError, match="temperature must be 1"):
         sample(saved, beam_size=2, temperature=0.5)
     one, same, other = (
-        sample(saved, temperature=5.0, count=3, length=20, seed=seed) for seed in (0, 0, 1)
+        sample(saved, temperature=5.0, count=3, max_length=20, seed=seed) for seed in (0, 0, 1)
     )
     assert one == same != other
     assert len(set(one)) > 1
     assert UNKNOWN not in "".join(one + other)
     for name, value in (
         ("count", 0),
-        ("length", 0),
+        ("max_length", 0),
         ("temperature", -1.0),
         ("seed", -1),
         ("beam_size", 0),

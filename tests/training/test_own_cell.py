@@ -94,7 +94,7 @@ def test_no_command_runs_the_cell_of_a_run(work: Path, capsys: Capsys) -> None:
     with pytest.raises(CheckpointError, match=NAMELESS):
         rl.load("run")
     with pytest.raises(CheckpointError, match=NAMELESS):
-        rl.fit("ok.csv", out="run", resume=True, progress=False)
+        rl.fit("ok.csv", output="run", resume=True, progress=False)
     command = ["train", "--config", "run/run.toml", "--output", "other"]
     fails(command, capsys, "so that no code is run unasked")
     (work / "search.toml").write_text(

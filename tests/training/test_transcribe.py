@@ -306,7 +306,7 @@ def test_every_decoder_is_trained_saved_and_searched(tmp_path: Path, decoder: An
         targets,
         task="transcribe",
         decoder=decoder,
-        out=tmp_path / "run",
+        output=tmp_path / "run",
         epochs=2,
         **options,
     )

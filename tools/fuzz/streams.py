@@ -222,7 +222,7 @@ def play(address: tuple[str, int], engine: Engine, clients: Clients, number: int
 def start(folder: Path) -> Callable[[int], None]:
     """Start a server in a thread."""
     torch.manual_seed(0)
-    engine = Engine(rl.nn.LSTM(3, 4).eval(), slots=20, max_queue=50)
+    engine = Engine(rl.nn.LSTM(3, 4).eval(), max_streams=20, max_queue=50)
     app = create_app({"layer": engine}, max_message=10_000)
     server = uvicorn.Server(
         uvicorn.Config(app, port=0, log_level="critical", ws="websockets-sansio")

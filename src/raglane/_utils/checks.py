@@ -523,8 +523,16 @@ def check_offsets_tensor(offsets: Tensor, device: torch.device) -> None:
     check_storage("offsets", offsets)
 
 
-@index_arithmetic
-def _check_numbers(offsets: Tensor, total: int) -> None:
+def check_host_offsets(offsets: Tensor, total: int) -> None:
+    """:func:`check_unchanged` for offsets on a CPU whose operators run at once, in less time."""
+    is_whole = offsets.dim() == 1 and offsets.dtype is torch.int64 and offsets.shape[0] > 0
+    if is_whole and is_stored(offsets):
+        _compare(offsets, total)
+    else:
+        check_unchanged(offsets, total, offsets.device)
+
+
+def _compare(offsets: Tensor, total: int) -> None:
     if (
         type(offsets) is not Tensor
     ):  # a wrapper of another tensor, which has neither a list nor an array
@@ -548,6 +556,9 @@ def _check_numbers(offsets: Tensor, total: int) -> None:
     raise ArgumentError(
         f"offsets[{index}]", got + (f" after {value[index - 1]}" if index > 0 else ""), rule, fix
     )
+
+
+_check_numbers = index_arithmetic(_compare)
 
 
 @index_arithmetic

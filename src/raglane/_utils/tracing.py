@@ -8,7 +8,9 @@ wrapped tensor. So index arithmetic is done outside of the transformation.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -78,6 +80,26 @@ def records_operators() -> bool:
     return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
 
 
+def runs_at_once(*tensors: Tensor) -> bool:
+    """Return True if torch runs the operators of tensors at once: no compiler, export, trace,
+    dispatch mode or transformation is active. One test for short calls.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    core: Any = torch._C
+    if (
+        core._len_torch_dispatch_stack()
+        or core._get_tracing_state() is not None
+        or core._are_functorch_transforms_active()
+    ):
+        return False
+    functorch = core._functorch
+    for tensor in tensors:  # of the vmap of torch.autograd, and those that outlive a transformation
+        if functorch.is_legacy_batchedtensor(tensor) or functorch.is_dead_tensor_wrapper(tensor):
+            return False
+    return True
+
+
 def is_jit_traced() -> bool:
     """Return True while :func:`torch.jit.trace` records."""
     return not torch.compiler.is_compiling() and torch._C._get_tracing_state() is not None
@@ -91,6 +113,25 @@ def is_exporting() -> bool:
     ``torch.compile``.
     """
     return bool(torch.compiler._is_exporting_flag)
+
+
+_is_for_onnx: ContextVar[bool] = ContextVar("raglane_is_for_onnx", default=False)
+
+
+@contextmanager
+def for_onnx() -> Iterator[None]:
+    """Trace graphs in a ``with`` block for a file of ONNX."""
+    token = _is_for_onnx.set(True)
+    try:
+        yield
+    finally:
+        _is_for_onnx.reset(token)
+
+
+@constant_when_traced
+def is_for_onnx() -> bool:
+    """Return True in a block of :func:`for_onnx`."""
+    return _is_for_onnx.get()
 
 
 @constant_when_traced

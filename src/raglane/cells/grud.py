@@ -40,7 +40,7 @@ class GRUD(CellSpec):
         n    = tanh(W_nx x^ + V_n m + b_n + W_nh (r * h^))
         h'   = (1 - z) * n + z * h^
 
-    An element has three blocks of columns, made by :func:`raglane.data.observations`: ``x``, the
+    An element has three blocks of columns, made by :func:`raglane.data.mark_missing`: ``x``, the
     last observed value or 0; ``1 - m``, 1 if the value is missing, else 0; and ``t``, the time
     since the channel was last observed before this element. In the paper a value decays to the
     channel's mean, which is 0 here, and ``z`` and ``1 - z`` are exchanged. Layers above the first
@@ -75,7 +75,7 @@ class GRUD(CellSpec):
                 "a multiple of 3: for each channel its value, a mark if it is missing, "
                 "and the time since it was seen"
             )
-            fix = "make the columns with rl.data.observations(batch)"
+            fix = "make the columns with rl.data.mark_missing(batch)"
             raise ArgumentError("input_size", str(input_size), rule, fix)
         channels = input_size // 3
         rows = 3 * hidden_size

@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from raglane._utils.messages import message, nearest, quote, shorten
 from raglane.cli.compare import bench, compare
@@ -35,8 +36,26 @@ _LONGEST = 500
 # Typer's message, in the words of Pydantic, for an invalid number.
 _INVALID_NUMBER = re.compile(r"Input should be a valid (integer|number)")
 
+
+def _without_values(parameters: list[Any]) -> list[Any]:
+    """Return parameters whose flags are listed without <bool>, as if they took a value."""
+    for parameter in parameters:
+        if getattr(parameter, "is_flag", False):
+            parameter.metavar = ""
+    return parameters
+
+
+class _Group(TyperGroup):
+    """The command raglane."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        return _without_values(super().get_params(ctx))
+
+
 app = typer.Typer(
     name="raglane",
+    cls=_Group,
     epilog=_EXIT_CODES,
     help="Recurrent networks on sequences of different lengths. Begin with raglane demo.",
     no_args_is_help=True,
@@ -79,6 +98,10 @@ class _Command(OnceCommand):
         """Return the words of the usage line after the name."""
         pieces = super().collect_usage_pieces(ctx)
         return [re.sub(r"\{(.*?)\}(\.{3})?", r"\1", piece) for piece in pieces]
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters."""
+        return _without_values(super().get_params(ctx))
 
 
 for command in (
@@ -137,7 +160,7 @@ def _explain(error: Exception, arguments: list[str]) -> tuple[str, int]:
     if _is_out_of_memory(error):
         size = re.search(r"allocate ([\d.]+ \w+)", str(error))
         need = f"{size[1]} more are needed for" if size else "it cannot hold"
-        option_of = {"bench": "--sizes", "sample": "--count, --length or --beam-size"}
+        option_of = {"bench": "--sizes", "sample": "--count, --max-length or --beam-size"}
         fix = option_of.get(
             "".join(arguments[:1]), "--hidden-size, --num-layers, --embedding or --batch-size"
         )

@@ -35,7 +35,7 @@ def compare(
     output: Annotated[
         list[Path] | None,
         options.output(
-            "File for the table (.md or .csv), a picture (.png or .svg) or a page (.html); may be repeated.",
+            "File for the table (.md or .csv), a picture (.png or .svg) or a page (.html); several: repeat it.",
             show_default="none",
         ),
     ] = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +17,14 @@ from raglane.errors import ArgumentError
 from raglane.runs.sources import ColumnNames, Source, check_default
 from raglane.training.settings import Settings
 
+# The options that the help pages list; --help-all lists all.
+_COMMON = (
+    "task cell hidden_size num_layers bidirectional sequence label id time features on_bad_row format overwrite "
+    "processes fresh html json quiet"
+)
 
-@options.command
+
+@partial(options.command, common=_COMMON)
 def convert(
     paths: Annotated[
         list[str],
@@ -109,7 +116,7 @@ _MEASURED_ONCE = (
 _PLANNED = "task cell hidden_size num_layers bidirectional layer_norm embedding"
 
 
-@options.command
+@partial(options.command, common=_COMMON)
 def inspect(
     data: Annotated[
         Path | None,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -30,7 +31,14 @@ _WIDEST_TABLE = 20
 _LONGEST_TABLE = 30
 
 
-@options.command
+# The options that the help pages list; --help-all lists all. Columns are those of the training.
+_COMMON = (
+    "label id time on_bad_row format output probabilities top horizon backtests beam_size n_best batch_size device "
+    "json quiet cell"
+)
+
+
+@partial(options.command, common=_COMMON)
 def evaluate(
     run: options.Run,
     data: Annotated[
@@ -77,7 +85,7 @@ def evaluate(
     raglane evaluate runs/meters later.csv --horizon 24 --backtests 7 -o results
     """
     from raglane._utils.files import check_writable
-    from raglane.data.store.stores import copies
+    from raglane.data.sources.locations import copies
     from raglane.runs.run import load
     from raglane.training.checkpoint import model_folder
     from raglane.training.folder import EVALUATION, IS_BACK, at_work
@@ -218,7 +226,7 @@ def _numbers(evaluation: Evaluation) -> str:
     return ", ".join([*metrics, f"loss {numbers['loss']:.4f}"])
 
 
-@options.command
+@partial(options.command, common=_COMMON)
 def predict(
     run: options.Run,
     data: Annotated[
@@ -381,7 +389,7 @@ def sample(
     *,
     prompt: Annotated[str, option("Beginning of each text.", show_default=False)] = "",
     count: Annotated[int, option("Number of texts.")] = 5,
-    length: Annotated[int, option("Most tokens per text.")] = 200,
+    max_length: Annotated[int, option("Largest number of tokens per text.")] = 200,
     temperature: Annotated[
         float,
         option("Divisor of the logits: below 1 favours likely tokens; 0 takes the likeliest."),
@@ -389,7 +397,10 @@ def sample(
     seed: Annotated[int, option("Seed of the random numbers.")] = 0,
     beam_size: Annotated[
         int | None,
-        option("Search the likeliest texts, with this many at once, instead of drawing."),
+        option(
+            "Hypotheses of a beam search for the likeliest texts.",
+            show_default="none: texts are drawn",
+        ),
     ] = None,
     device: options.Device = "auto",
     cell: options.Cell = None,
@@ -400,7 +411,7 @@ def sample(
 
     raglane sample runs/names --count 10 --temperature 0.8
 
-    raglane sample runs/novel --prompt "It was" --length 500
+    raglane sample runs/novel --prompt "It was" --max-length 500
 
     raglane sample runs/novel --prompt "It was" --beam-size 8 --count 3
     """
@@ -414,7 +425,7 @@ def sample(
         load_model(run, cell),
         prompt=prompt,
         count=count,
-        length=length,
+        max_length=max_length,
         temperature=temperature,
         seed=seed,
         beam_size=beam_size,

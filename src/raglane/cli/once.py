@@ -1,5 +1,5 @@
-"""Commands whose options of columns are given once: of several, the last would replace the others
-silently.
+"""Commands whose lists are written as repeated options, or with commas; and whose other options of
+columns are given once, because of several the last would replace the others silently.
 
 Other options may be given again, to change those of a script. A name may be shortened while no
 other option begins with the same letters: ``--out`` is ``--output``.
@@ -17,7 +17,10 @@ from raglane.runs.sources import ColumnNames
 from raglane.training.options import flag_of, options
 
 # Options whose values are names with commas between them, so that several are joined.
-_JOINED = ("--id-column", "--time-column", "--label-column")
+_JOINED = ("--id-column", "--time-column", "--label-column", "--sizes", "--cells", "--modes")
+# Repeated options whose values have no commas, so that a value with commas is several. Those of
+# columns are divided where the columns of the data are read.
+_DIVIDED = ("--quantile", "--ignore", "--allow-host", "--allow-origin")
 
 
 class OnceCommand(TyperCommand):
@@ -29,7 +32,7 @@ class OnceCommand(TyperCommand):
         single = {
             parameter.opts[0]
             for parameter in self.params
-            if parameter.opts[0] in columns
+            if parameter.opts[0] in (*columns, *_JOINED)
             and not getattr(parameter, "multiple", False)
             and not getattr(parameter, "is_flag", False)
         }
@@ -39,7 +42,8 @@ class OnceCommand(TyperCommand):
             for flag in (*parameter.opts, *parameter.secondary_opts)
             if flag.startswith("--")
         ]
-        return super().parse_args(ctx, given_once(whole_names(args, flags), single))
+        listed = given_once(whole_names(args, flags), single)
+        return super().parse_args(ctx, divided(listed))
 
 
 def whole_names(arguments: list[str], flags: list[str]) -> list[str]:
@@ -56,6 +60,24 @@ def _whole_name(word: str, flags: list[str]) -> str:
         return word
     matching = [flag for flag in flags if flag.startswith(name)]
     return matching[0] + mark + value if len(matching) == 1 else word
+
+
+def divided(arguments: list[str]) -> list[str]:
+    """Return arguments in which lists with commas are repeated options."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    words: list[str] = []
+    position = 0
+    while position < end:
+        flag, mark, value = arguments[position].partition("=")
+        position += 1
+        if flag not in _DIVIDED or not (mark or position < end):
+            words.append(arguments[position - 1])
+            continue
+        if not mark:
+            value = arguments[position]
+            position += 1
+        words += [word for part in value.split(",") for word in (flag, part.strip())]
+    return [*words, *arguments[end:]]
 
 
 def given_once(arguments: list[str], single: set[str]) -> list[str]:

@@ -140,7 +140,7 @@ def command(function: Callable[..., None], common: str = "") -> Callable[..., No
             try:
                 for name, value in values.items():
                     if isinstance(value, _Url):
-                        from raglane.data.store.stores import fetched
+                        from raglane.data.sources.locations import fetched
 
                         values[name] = fetched(value)
                 _name_cells(values, sources)
@@ -234,7 +234,7 @@ def _config(key_of: Mapping[str, Key], tables: tuple[str, ...]) -> tuple[Any, An
     shared: dict[str, Any] = {"is_eager": True, "show_default": "none", "rich_help_panel": RUN}
     text = "TOML file of options, e.g. the run.toml of a run. Options of the command line take precedence."
     config = typer.Option("--config", parser=path, callback=load, help=text, **shared)
-    text = "Ignore an option in the file of --config; may be repeated."
+    text = "Ignore an option in the file of --config; several: repeat it, or a,b."
     ignore = typer.Option("--ignore", metavar="NAME", callback=leave_out, help=text, **shared)
     return Annotated[Path | None, config], Annotated[list[str] | None, ignore]
 
@@ -258,13 +258,20 @@ def _parameter(kind: Any, name: str) -> inspect.Parameter:
     )
 
 
+# What a list has, on the help page.
+_OF_LISTS = {list[str] | None: "NAME", list[float] | None: "<float>"}
+
+
 def _typer_option(kind: Any, name: str) -> Any:
     option = options(kind)[name]
-    number = f"INTEGER|{option.also}" if option.also else None
+    hint = get_type_hints(kind)[name]
+    number = f"<int>|{option.also}" if option.also else _OF_LISTS.get(hint)
     flag = flag_of(kind, name)
-    if get_type_hints(kind)[name] is bool:
+    if hint is bool:
         number = ""
-        flag = f"{flag}/--no-{flag.removeprefix('--')}"
+        # There is no --no-no-header.
+        negated = "" if flag.startswith("--no-") else f"/--no-{flag.removeprefix('--')}"
+        flag = f"{flag}{negated}"
 
     def complete(incomplete: str) -> list[str]:
         return [choice for choice in option.choices if choice.startswith(incomplete)]
@@ -398,13 +405,12 @@ Choices = Annotated[Given, Settings]
 Columns = Annotated[Given, ColumnNames]
 Device = Annotated[str, _typer_option(Settings, "device")]
 
-Data = Annotated[
-    Path | None,
-    argument(
-        "A .csv, .tsv, .jsonl, .json, .parquet, .arrow, .npz, .ts, .conll, .arff, .xlsx or .txt file, a folder of "
-        "recordings or texts, a folder written by raglane convert, or a URL of these; or with --resume, the run's."
-    ),
-]
+_DATA = (
+    "A .csv, .tsv, .jsonl, .json, .parquet, .arrow, .npz, .ts, .conll, .arff, .xlsx or .txt file, a folder of "
+    "recordings or texts, a folder written by raglane convert, or a URL of these."
+)
+Data = Annotated[Path | None, argument(_DATA)]
+DataOrRun = Annotated[Path | None, argument(f"{_DATA} With --resume, by default the run's.")]
 Run = Annotated[Path, argument("Folder of a run, or of a saved model, or its URL.")]
 Cell = Annotated[
     str | None,
@@ -428,7 +434,7 @@ Test = Annotated[
         "Data on which to evaluate the best model at the end.",
         DATA,
         parser=path_or_url,
-        show_default="none; the official test part of the default data",
+        show_default="none",
     ),
 ]
 Validation = Annotated[

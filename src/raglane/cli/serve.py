@@ -47,7 +47,7 @@ def serve(
             show_default="none",
         ),
     ] = None,
-    features: Annotated[
+    feature_shape: Annotated[
         int | None,
         option("Numbers in a frame of each --model.", show_default="those of its first layer"),
     ] = None,
@@ -63,7 +63,7 @@ def serve(
             show_default="none",
         ),
     ] = None,
-    slots: Annotated[
+    max_streams: Annotated[
         int, option("Maximum number of live streams of a model.", options.RUN, "--max-streams")
     ] = 1000,
     threads: Annotated[int, option("Threads of each model.")] = 1,
@@ -115,7 +115,7 @@ def serve(
     origin: Annotated[
         list[str] | None,
         option(
-            "Address of another site whose pages may use the server; may be repeated.",
+            "Address of another site whose pages may use the server; several: repeat it, or a,b.",
             options.RUN,
             "--allow-origin",
             show_default="none",
@@ -124,7 +124,7 @@ def serve(
     allow_host: Annotated[
         list[str] | None,
         option(
-            "Another name of the server, as e.g. example.org, that requests may use; may be repeated.",
+            "Another name of the server, as e.g. example.org, that requests may use; several: repeat it, or a,b.",
             show_default="none",
         ),
     ] = None,
@@ -148,7 +148,7 @@ def serve(
 
     raglane serve runs/vowels runs/names --port 8080 --max-streams 5000
 
-    raglane serve --model voice=detectors:make --features 512
+    raglane serve --model voice=detectors:make --feature-shape 512
     """
     for module in ("fastapi", "uvicorn", "websockets", "prometheus_client", "jinja2"):
         require(module, "serve")
@@ -159,7 +159,7 @@ def serve(
     runs = runs or []
     names = _names(runs)
     specs = _specs(model or [], names)
-    _check_models(names, specs, features)
+    _check_models(names, specs, feature_shape)
     import torch
 
     from raglane.runs.run import load
@@ -171,10 +171,16 @@ def serve(
     }
     tasks = {name: run.task for name, run in models.items()}
     dtype = torch.int8 if int8 else None
-    engines: dict[str, Any] = {"slots": slots, "threads": threads, "max_queue": max_queue}
+    engines: dict[str, Any] = {
+        "max_streams": max_streams,
+        "threads": threads,
+        "max_queue": max_queue,
+    }
     engines |= {"idle": idle, "renew": renew, "warm_up": warm_up}
     for name, spec in specs.items():
-        models[name] = _engine(spec, features=features, dtype=dtype, chunk=CHUNK, **engines)
+        models[name] = _engine(
+            spec, feature_shape=feature_shape, dtype=dtype, chunk=CHUNK, **engines
+        )
     app = create_app(
         models,
         token=secret,
@@ -211,12 +217,14 @@ def _check_numbers(port: int, drain: float) -> None:
         )
 
 
-def _check_models(names: list[str], specs: dict[str, str], features: int | None) -> None:
-    """Check that there is a model, and that ``--features`` belongs to one."""
+def _check_models(names: list[str], specs: dict[str, str], feature_shape: int | None) -> None:
+    """Check that there is a model, and that ``--feature-shape`` belongs to one."""
     if not names and not specs:
         raise ArgumentError("RUN", "none", "a run, or --model", "pass e.g. runs/vowels")
-    if features is not None and not specs:
-        raise ArgumentError("features", str(features), "passed with --model", "leave it out")
+    if feature_shape is not None and not specs:
+        raise ArgumentError(
+            "feature_shape", str(feature_shape), "passed with --model", "leave it out"
+        )
 
 
 def _served(app: FastAPI, tasks: dict[str, str]) -> list[str]:

@@ -39,7 +39,7 @@ _GUESSED = "guessed from the labels of the data"
 
 @partial(options.command, common=_COMMON)
 def train(
-    data: options.Data = None,
+    data: options.DataOrRun = None,
     *,
     columns: options.Columns,
     format: options.Format = None,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from raglane.data.order import BatchSampler as BatchSampler
     from raglane.data.order import EpochOrder as EpochOrder
     from raglane.data.order.tbptt import TBPTTSampler as TBPTTSampler
-    from raglane.data.prepare.missing import observations as observations
+    from raglane.data.prepare.missing import mark_missing as mark_missing
     from raglane.data.prepare.preprocess import Preprocessor as Preprocessor
     from raglane.data.prepare.statistics import Statistics as Statistics
     from raglane.data.reading import japanese_vowels as japanese_vowels
@@ -48,7 +48,7 @@ _HOMES = {
     "Preprocessor": "prepare.preprocess",
     "TBPTTSampler": "order.tbptt",
     "convert": "store.conversion",
-    "observations": "prepare.missing",
+    "mark_missing": "prepare.missing",
     "read": "reading",
     "split": "holdout",
 }

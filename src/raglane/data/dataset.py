@@ -449,7 +449,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         rows = read_index(index, len(self))
         return self._rows_of(rows, None if self._tensors is None else self._tensors.select(rows))
 
-    def chunk(self, longest: int) -> Dataset:
+    def chunk(self, max_length: int) -> Dataset:
         """Return the same elements, in memory, with longer sequences cut into pieces.
 
         Read columns such as ``labels``, and apply a preprocessor, before. The pieces of a sequence
@@ -459,7 +459,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         in the same way.
 
         Args:
-            longest: the length of a piece, at least 1; only the last piece of a sequence may be
+            max_length: the length of a piece, at least 1; only the last piece of a sequence may be
                 shorter. In a forecast a piece ends between an element and its target, so it has one
                 target less.
 
@@ -473,7 +473,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             >>> pieces.lengths.tolist(), [item["target"].item() for item in pieces], pieces.ids
             ([2, 2, 1], [0, 1, 1], (0, 1, 1))
         """
-        tensors, owners = self.tensors().cut(check_whole("longest", longest, 1))
+        tensors, owners = self.tensors().cut(check_whole("max_length", max_length, 1))
         pieces = self._rows_of(owners, tensors)
         pieces._is_cut = True
         return pieces

@@ -1,49 +1,187 @@
-"""The file formats of sequences: one file each, and one line in ``FORMATS``."""
+"""The file formats of sequences: one line each in ``FORMATS``."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from raglane._utils.checks import check_choice
 from raglane._utils.files import as_path, check_file
 from raglane._utils.messages import count_of, printable, shorten
-from raglane.data.assemble.pieces import ON_BAD_ROW, read_kept
-from raglane.data.records import ROLES, Columns, Records, RoleNotes, note_empty
+from raglane.data.assemble import streams
+from raglane.data.assemble.csv_pieces import csv_pieces
+from raglane.data.assemble.errors import unused_notes
+from raglane.data.assemble.opened import Declared, Opened, Tabular, Texts, guess, read_as
+from raglane.data.assemble.pieces import ON_BAD_ROW, Piece, read_kept
+from raglane.data.records import LISTS, ROLES, Columns, Records, RoleNotes, note_empty
+from raglane.data.roles import Refusal, Roles
+from raglane.data.roles.guess import Guess
 from raglane.data.sources import arff, conll, csv, folder, ipc, jsonl, npz, others, sheet, text, ts
-from raglane.data.sources.files import Format, Parsed, open_error, suffix_of, unused_notes
+from raglane.data.sources.files import decode, open_error, read_bytes, suffix_of
+from raglane.data.sources.lines import Start
+from raglane.tasks import TASKS
 
 __all__ = ["FORMATS", "Format", "by_suffix", "pick", "read"]
 
+# The tasks that are guessed: those with classes, numbers or sets as labels.
+GUESSED = tuple(task for task, facts in TASKS.items() if facts.label in ("class", "numbers", "set"))
+# Rows that are elements have a label per sequence, or none is guessed.
+_PER_SEQUENCE = tuple(task for task in GUESSED if TASKS[task].label != "set" and task != "tag")
+
+_Pieces = Callable[[Path, Columns, Start], Iterator[Piece]]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A file format.
+
+    Attributes:
+        name: the value of ``format=``, and the key in ``FORMATS``.
+        suffixes: the file suffixes of the format, in lower case; () for a folder.
+        open: parses an existing path, or raises a DataError.
+        stream: yields the sequences in pieces, from a position on; None to parse the whole file.
+        roles: the arguments of Columns that the format uses, a subset of ``ROLES``.
+        tasks: the tasks that are guessed by their labels, in this order.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    open: Callable[[Path, Columns], Opened]
+    stream: _Pieces | None = None
+    roles: tuple[str, ...] = ROLES
+    tasks: tuple[str, ...] = GUESSED
+
+    def pieces(self, path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
+        """Yield the sequences of a path in pieces, from a position on."""
+        if self.stream is None:
+            yield from streams.opened_pieces(self.open(path, columns), columns, start)
+        else:
+            yield from self.stream(path, columns, start)
+
+
+def _words(path: Path, columns: Columns) -> Opened:  # noqa: ARG001
+    words = conll.words_of(path, decode(path, read_bytes(path)))
+    return Tabular(conll.table(words), words)
+
+
+def _text(path: Path, columns: Columns) -> Opened:
+    """Open a text; with a label per word it is read as CoNLL."""
+    return _words(path, columns) if columns.task == "tag" else Texts(text.lines_in(path))
+
+
+def _text_pieces(path: Path, columns: Columns, start: Start) -> Iterator[Piece]:
+    if columns.task == "tag":
+        return FORMATS["conll"].pieces(path, columns, start)
+    return streams.text_pieces(path, columns, start)
+
+
+def _folder(path: Path, columns: Columns) -> Opened:
+    table = folder.table(path, columns)
+    return Texts(text.folder_lines(path)) if table is None else Tabular(table)
+
+
+def _folder_pieces(path: Path, columns: Columns, start: Start) -> Iterator[Piece]:
+    files = folder.files_of(path, columns)
+    if files is None:
+        yield from streams.text_pieces(path, columns, start)
+    elif not start:
+        count = len(files.files)
+
+        def records(low: int, high: int) -> Records:
+            return read_as(Tabular(folder.table_of(files.part(low, high), columns)), columns)
+
+        yield Piece(count, records, (count,), lambda row: files.files[row].name)
+
+
 _ARROW = (".arrow", ".arrows", ".feather", ".ipc")
+_CSV = (".csv", ".tsv", ".psv", ".tab", ".dat", ".data")
+_JSON = (".jsonl", ".ndjson", ".json")
 
 FORMATS: dict[str, Format] = {
-    "ts": Format("ts", (".ts",), ts.read, ts.pieces),
-    "parquet": Format("parquet", (".parquet", ".pq"), ipc.read_parquet, ipc.parquet_pieces, ROLES),
-    "arrow": Format("arrow", _ARROW, ipc.read, ipc.pieces, ROLES),
-    "jsonl": Format(
-        "jsonl", (".jsonl", ".ndjson", ".json"), jsonl.read, jsonl.pieces, ROLES, jsonl.parse
-    ),
-    "npz": Format("npz", (".npz",), npz.read, npz.pieces, ROLES),
-    "csv": Format(
-        "csv",
-        (".csv", ".tsv", ".psv", ".tab", ".dat", ".data"),
-        csv.read,
-        csv.pieces,
-        ROLES,
-        csv.parse,
-    ),
-    "arff": Format("arff", (".arff",), arff.read, arff.pieces, ROLES),
-    "xlsx": Format("xlsx", (".xlsx", ".xlsm"), sheet.read, sheet.pieces, ROLES),
-    "conll": Format("conll", conll.SUFFIXES, conll.read, conll.pieces, conll.ROLES),
-    "text": Format("text", (".txt",), text.read, text.pieces),
-    "folder": Format("folder", (), folder.read, folder.pieces, ROLES),
+    format.name: format
+    for format in (
+        Format(
+            "ts",
+            (".ts",),
+            lambda path, _: Declared(ts.series_of(path)),
+            streams.ts_pieces,
+            roles=(),
+            tasks=_PER_SEQUENCE,
+        ),
+        Format(
+            "parquet",
+            (".parquet", ".pq"),
+            lambda path, _: Tabular(ipc.parquet_table(path)),
+            streams.parquet_pieces,
+        ),
+        Format(
+            "arrow",
+            _ARROW,
+            lambda path, columns: Tabular(ipc.table(path, columns)),
+            streams.arrow_pieces,
+        ),
+        Format(
+            "jsonl",
+            _JSON,
+            lambda path, columns: Tabular(jsonl.table(path, columns)),
+            streams.jsonl_pieces,
+        ),
+        Format("npz", (".npz",), lambda path, _: Tabular(npz.table(path))),
+        Format(
+            "csv",
+            _CSV,
+            lambda path, columns: Tabular(csv.table_of(path, columns)),
+            csv_pieces,
+            tasks=_PER_SEQUENCE,
+        ),
+        Format("arff", (".arff",), lambda path, _: Tabular(arff.table(path)), tasks=_PER_SEQUENCE),
+        Format(
+            "xlsx",
+            (".xlsx", ".xlsm"),
+            lambda path, columns: Tabular(sheet.table(path, columns)),
+            tasks=_PER_SEQUENCE,
+        ),
+        Format(
+            "conll",
+            conll.SUFFIXES,
+            _words,
+            roles=("sequence", "label", "id", *LISTS),
+            tasks=("classify", "tag"),
+        ),
+        Format("text", (".txt",), _text, _text_pieces, roles=(), tasks=("classify", "language")),
+        Format("folder", (), _folder, _folder_pieces),
+    )
 }
 
 # The maximum length of a note in characters.
 _NOTE = 400
+
+
+@dataclass(frozen=True, eq=False)
+class File:
+    """A file that is parsed once, for any task."""
+
+    format: Format
+    opened: Opened
+
+    def records(self, columns: Columns, roles: Roles | None = None) -> Records:
+        """Return the records for a task, by roles that have been decided."""
+        opened = self.opened
+        records = opened.records(columns, roles) if roles else read_as(opened, columns)
+        used = () if isinstance(opened, Texts) else self.format.roles
+        return noted(records, used, self.format, columns)
+
+    def guess(self, columns: Columns, tasks: Sequence[str]) -> Guess | Refusal:
+        """Return the first task that the labels allow, and the roles for it."""
+        return guess(self.opened, columns, tasks)
+
+
+def open_file(path: Path, columns: Columns, format: str | None = None) -> File:
+    """Parse a file or a folder."""
+    chosen = pick(path, format)
+    return File(chosen, chosen.open(path, columns))
 
 
 def read(
@@ -52,33 +190,31 @@ def read(
     format: str | None = None,
     *,
     on_bad_row: str = "raise",
-    parsed: dict[Path, Parsed] | None = None,
 ) -> Records:
-    """Read a file or a folder as records; ``parsed`` keeps a parsed file for the next call."""
+    """Read a file or a folder as records."""
     path = as_path(path)
     columns = Columns() if columns is None else columns
     check_choice("on_bad_row", on_bad_row, ON_BAD_ROW)
+    if on_bad_row == "raise":
+        return open_file(path, columns, format).records(columns)
     chosen = pick(path, format)
-    if on_bad_row == "skip":
-        records = read_kept(chosen, path, columns)
-    elif parsed is None or chosen.parse is None:
-        records = chosen.read(path, columns)
-    else:
-        if path not in parsed:
-            parsed[path] = chosen.parse(path, columns)
-        records = parsed[path](columns)
-    notes = [
-        *records.notes,
-        *unused_notes(columns, chosen.roles, f"the format {chosen.name}", records),
-    ]
+    pieces = chosen.pieces(path, columns)
+    kept = read_kept(path, columns, lambda: read_as(chosen.open(path, columns), columns), pieces)
+    return noted(kept, chosen.roles, chosen, columns)
+
+
+def noted(records: Records, roles: tuple[str, ...], format: Format, columns: Columns) -> Records:
+    """Return the records of a file with notes about options, ids and empty sequences."""
+    unused = unused_notes(columns, roles, f"the format {format.name}", records)
+    notes = [*records.notes, *unused]
     repeated = 0 if records.ids is None else len(records.ids) - len(set(records.ids))
     if repeated:
         verb = "repeats" if repeated == 1 else "repeat"
         notes.append(f"{count_of(repeated, 'sequence')} {verb} the id of another one")
     if columns.task == "classify" and (note := note_empty(records)):
         notes.append(note)
-    roles = RoleNotes(*map(_printed, records.roles))
-    return replace(records, notes=_printed(notes), roles=roles)
+    about = RoleNotes(*map(_printed, records.roles))
+    return replace(records, notes=_printed(notes), roles=about)
 
 
 def _printed(notes: Iterable[str]) -> tuple[str, ...]:

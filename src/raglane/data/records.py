@@ -166,6 +166,22 @@ def _check_pattern(pattern: str | None) -> None:
         raise ArgumentError("label_from_name", got, "a regular expression", fix) from error
 
 
+def is_named(name: str, columns: Columns) -> bool:
+    """Return False for the name that pandas gives to a column without one, unless a role was given
+    to it.
+    """
+    if not re.fullmatch(r"Unnamed: \d+(\.\d+)*", name):
+        return True
+    names = [getattr(columns, role) or "" for role in _ROLES]
+    parts = [part.strip() for each in names for part in each.split(",")]
+    return name in (*parts, *(entry for role in LISTS for entry in getattr(columns, role) or ()))
+
+
+def option(name: str, value: str | bool | None = None) -> str:
+    """Write an argument of Columns, or its option, for a message."""
+    return argument(name, value=value, of="Columns")
+
+
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Return the offsets ``(B + 1,)`` of sequences of these lengths."""
     return segments.offsets_from_lengths(read_lengths(lengths)).numpy()

@@ -30,6 +30,8 @@ OPSET = 20
 SCAN = "raglane::Step"
 """A placeholder that :func:`place_scans` replaces by a Scan."""
 
+# Dtypes of which ONNX Runtime has no TopK.
+_SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16)
 # The largest constant in bytes, the limit of protocol buffers.
 _MOST = 2**31 - 1
 
@@ -332,12 +334,45 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return replacements of operators for ``ExportedProgram.run_decompositions``."""
     import raglane.packing.operators  # noqa: F401 (registers ours)
 
+    composed = torch.export.default_decompositions()
     return {
         torch.ops.aten.repeat_interleave.Tensor: _repeat_interleave,
         torch.ops.aten.repeat_interleave.self_Tensor: _repeat_rows,
         torch.ops.raglane.padded_to_flat.default: _padded_to_flat,
         torch.ops.raglane.padded_from_flat.default: _padded_from_flat,
+        torch.ops.aten.sort.default: _sort,
+        torch.ops.aten.sort.stable: _sort_stable,
+        torch.ops.aten.argsort.default: lambda self, *rest, **named: _sort(self, *rest, **named)[1],
+        torch.ops.aten.argsort.stable: lambda self, **named: _sort_stable(self, **named)[1],
+        torch.ops.aten.mean.default: _mean,
+        torch.ops.aten.floor_divide.default: _floor_divide,
+        **torch._decomp.get_decompositions(_LOSSES),
+        **{operator.default: composed[operator.default] for operator in _COMPOSED},
     }
+
+
+# Written as their means, of which ONNX's is 0 for no element.
+_LOSSES = [
+    torch.ops.aten.mse_loss,
+    torch.ops.aten.smooth_l1_loss,
+    torch.ops.aten.huber_loss,
+    torch.ops.aten.multi_margin_loss,
+    torch.ops.aten.multilabel_margin_loss_forward,
+    torch.ops.aten.soft_margin_loss,
+    torch.ops.aten.binary_cross_entropy,
+    torch.ops.aten.binary_cross_entropy_with_logits,
+]
+_COMPOSED = [
+    torch.ops.aten.cosine_embedding_loss,
+    torch.ops.aten.cross_entropy_loss,
+    torch.ops.aten.hinge_embedding_loss,
+    torch.ops.aten.kl_div,
+    torch.ops.aten.l1_loss,
+    torch.ops.aten.margin_ranking_loss,
+    torch.ops.aten.multilabel_margin_loss,
+    torch.ops.aten.poisson_nll_loss,
+    torch.ops.aten.triplet_margin_loss,
+]
 
 
 def exact_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -400,6 +435,37 @@ def _repeat_rows(
     if repeats.dim() == 0 or repeats.shape[0] == 1:
         repeats = repeats.expand(self.shape[dim])
     return self.index_select(dim, _repeat_interleave(repeats, output_size=output_size))
+
+
+def _mean(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    return self.sum(dtype=dtype) / self.numel()
+
+
+def _floor_divide(self: Any, other: Any) -> Tensor:
+    # torch's translation fails for a number that is divided by a tensor.
+    dividend = self if isinstance(self, Tensor) else torch.full_like(other, self)
+    return torch.div(dividend, other, rounding_mode="floor")
+
+
+def _sort(self: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
+    """Return sorted values and their index; equal values keep their order in ONNX's TopK."""
+    count: Any = self.shape[dim]
+    values = self.to(torch.int32) if self.dtype in _SMALL else self
+    order = torch.topk(values, count, dim, largest=descending).indices
+    if values.is_floating_point():  # NaN is the largest, and TopK has no place for it
+        is_nan = values.isnan().to(torch.int32).gather(dim, order)
+        order = order.gather(dim, torch.topk(is_nan, count, dim, largest=descending).indices)
+    return self.gather(dim, order), order
+
+
+def _sort_stable(
+    self: Tensor,
+    *,
+    stable: bool | None = None,  # noqa: ARG001
+    dim: int = -1,
+    descending: bool = False,
+) -> tuple[Tensor, Tensor]:
+    return _sort(self, dim, descending)
 
 
 def _padded_to_flat(padded: Tensor, lengths: Tensor, batch_first: bool) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from torch import nn
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import check_new_file, write_file
 from raglane._utils.messages import require
+from raglane._utils.tracing import for_onnx
 from raglane.errors import ExportError
 from raglane.export import operators
 from raglane.export.operators import OPSET, Loops
@@ -137,7 +138,8 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
     loops = Loops()
     is_wide = any(parameter.dtype is torch.float64 for parameter in model.parameters())
     with ModuleTracker(model) as tracker:
-        tracker.program = program = traced(model, signature, loops)
+        with for_onnx():
+            tracker.program = program = traced(model, signature, loops)
         program = _decomposed(program, is_wide)
         exported: Any = torch.onnx.export(
             program,
@@ -166,7 +168,7 @@ def _name_sizes(graph: Any, signature: Signature) -> None:
             value.shape[axis] = name
     steps = (1, "steps") if signature.layout == "padded" else (0, "elements")
     for value in graph.outputs:
-        for axis, size in enumerate(value.shape):
+        for axis, size in enumerate(value.shape or ()):  # None if it is not known
             if isinstance(size, int):
                 continue
             kind = steps[1] if axis == steps[0] else f"size_{axis}"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from raglane._utils.messages import require
-from raglane.errors import ExportError
+from raglane.errors import DimensionError, ExportError
 from raglane.export.signature import Signature
 from raglane.nn.recurrent.packed_weights import packed_weights
 from raglane.ragged import Ragged
@@ -31,6 +31,8 @@ _REPORT = "report it, with the model, or pass verify=False"
 _BATCHES = 4
 _LONGEST = 300
 _MOST = 64
+# The smallest lengths, for models that do not accept shorter sequences.
+_LEAST = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -81,16 +83,16 @@ def check_agrees(run: Run, model: nn.Module, signature: Signature) -> Verified:
     worst = 0.0
     sequences = 0
     elements = 0
-    for lengths in _batches(source):
-        leaves = signature.fresh(lengths, generator)
-        inputs = dict(zip(signature.inputs, signature.tensors(leaves), strict=True))
+    for drawn in _batches(source):
+        lengths, leaves, output = _accepted(run, model, signature, drawn, generator)
+        inputs = _inputs(signature, leaves)
         try:
             outputs = [
                 _array(output) if isinstance(output, Tensor) else output for output in run(inputs)
             ]
         except Exception as error:
             raise _refusal(error) from error
-        expected = _expected(model(*signature.rebuilt(leaves)), signature, leaves)
+        expected = _expected(output, signature, leaves)
         shares = [
             _difference(*pair, lengths) for pair in zip(names, outputs, expected, strict=True)
         ]
@@ -99,6 +101,40 @@ def check_agrees(run: Run, model: nn.Module, signature: Signature) -> Verified:
         sequences += len(lengths)
         elements += sum(lengths)
     return Verified(_BATCHES, sequences, elements, worst)
+
+
+def _accepted(
+    run: Run,
+    model: nn.Module,
+    signature: Signature,
+    drawn: list[int],
+    generator: torch.Generator,
+) -> tuple[list[int], list[Ragged | Tensor], Any]:
+    """Return lengths that the model accepts, a batch of them, and its output.
+
+    A model with e.g. a maximum over steps has none for an empty sequence, and raises an error, as
+    its file must.
+    """
+    for least in _LEAST:
+        lengths = [max(length, least) for length in drawn]
+        leaves = signature.fresh(lengths, generator)
+        try:
+            return lengths, leaves, model(*signature.rebuilt(leaves))
+        except DimensionError as error:
+            if least == _LEAST[-1]:
+                raise
+            refused = error
+        try:
+            run(_inputs(signature, leaves))
+        except Exception:  # of any runtime
+            continue
+        rule = f"an error, as the model raises: {refused}"
+        raise ExportError("model", f"outputs for lengths {lengths[:9]}", rule, _REPORT)
+    raise AssertionError  # the last number is followed by a return or an error
+
+
+def _inputs(signature: Signature, leaves: list[Ragged | Tensor]) -> dict[str, Tensor]:
+    return dict(zip(signature.inputs, signature.tensors(leaves), strict=True))
 
 
 def _batches(source: random.Random) -> list[list[int]]:

@@ -19,7 +19,7 @@ from raglane._utils.checks import (
 from raglane.errors import ArgumentError, ShapeError
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.stack import Options
-from raglane.nn.row_convolution import convolve_rows
+from raglane.nn.row_convolution import convolve_rows, convolve_within
 from raglane.nn.windows import Windows, slide
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
@@ -127,7 +127,14 @@ class Conv1d(nn.Conv1d):
         # torch's record of the padding, from the last dimension to the first: left and right.
         left, right = self._reversed_padding_repeated_twice
         (size,), (stride,), (dilation,) = self.kernel_size, self.stride, self.dilation
-        return slide(input, Windows(size, stride, left, right, dilation), 0.0, self._convolved)
+        windows = Windows(size, stride, left, right, dilation)
+        if windows.surplus == 0 and self.groups == 1 and input._is_on_host():
+            rows = convolve_within(
+                input.values, input.offsets, self.weight, self.bias, left, dilation
+            )
+            if rows is not None:
+                return input._like(rows)
+        return slide(input, windows, 0.0, self._convolved)
 
     if TYPE_CHECKING:
 

@@ -21,7 +21,7 @@ from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.layer import RecurrentLayer
 
-__all__ = ["chrono_", "forget_bias_", "orthogonal_", "xavier_"]
+__all__ = ["chrono_", "forget_bias_", "orthogonal_", "xavier_uniform_"]
 
 L = TypeVar("L", bound=nn.Module)
 
@@ -54,7 +54,7 @@ def orthogonal_(layer: L, gain: float = 1.0) -> L:
     return layer
 
 
-def xavier_(layer: L, gain: float = 1.0) -> L:
+def xavier_uniform_(layer: L, gain: float = 1.0) -> L:
     """Draw each gate's input matrix from the uniform distribution of Glorot and Bengio (AISTATS
     2010).
 
@@ -70,7 +70,7 @@ def xavier_(layer: L, gain: float = 1.0) -> L:
         ArgumentError: ``gain`` is not a finite number of at least 0.
 
     Example:
-        >>> bool(xavier_(rl.nn.GRU(3, 9)).weight_ih_l0.abs().max() <= (6 / (3 + 9)) ** 0.5)
+        >>> bool(xavier_uniform_(rl.nn.GRU(3, 9)).weight_ih_l0.abs().max() <= (6 / (3 + 9)) ** 0.5)
         True
     """
     _check_gain(gain)

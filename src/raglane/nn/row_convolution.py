@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +20,7 @@ from raglane._utils.tracing import (
     has_tangent,
     is_jit_traced,
     records_operators,
+    runs_at_once,
 )
 
 
@@ -36,11 +38,66 @@ def convolve_rows(
     """Return torch's convolution without padding, from ``(R, C)`` to ``(windows, O)``."""
     parts = [part for part in (row, weight, bias) if part is not None]
     if groups == 1 and _has_products(parts):
-        result: Tensor = _Convolution.apply(row, weight, bias, stride, dilation)  # type: ignore[no-untyped-call]
+        result: Tensor = _Convolution.apply(row, weight, bias, stride, dilation, 0, None)  # type: ignore[no-untyped-call]
         return result
     steps = row.t().unsqueeze(0)
     output = F.conv1d(steps, weight, bias, stride=stride, dilation=dilation, groups=groups)
     return output.squeeze(0).t()
+
+
+def convolve_within(
+    values: Tensor,
+    offsets: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    left: int,
+    dilation: int,
+) -> Tensor | None:
+    """Return the convolution of each sequence with zeros around it, as many rows as ``values``;
+    None where :func:`convolve_rows` of a row with gaps is faster, or the only way.
+
+    The values are convolved where they are. Windows that reach beyond an end of their sequence are
+    few, and are computed again from copies with zeros.
+    """
+    parts = [part for part in (values, weight, bias) if part is not None]
+    total = values.shape[0]
+    size = weight.shape[2]
+    reach = dilation * (size - 1)
+    is_long = total > max(reach, _LONG * reach * (offsets.shape[0] - 1))
+    if not (is_long and _has_products(parts) and runs_at_once(values, offsets)):
+        return None
+    result: Tensor = _Convolution.apply(values, weight, bias, 1, dilation, left, total)  # type: ignore[no-untyped-call]
+    if size == 1:
+        return result
+    rows, taps, is_real = _borders(offsets.numpy(), left, reach - left, dilation)
+    elements = values.index_select(0, taps.view(-1)).view(*taps.shape, -1)
+    # Not a product with zeros, in which a NaN of another sequence would stay.
+    windows = torch.where(is_real.unsqueeze(-1), elements, 0).flatten(1)
+    outputs = F.linear(windows, weight.permute(0, 2, 1).flatten(1), bias)
+    return result.index_copy_(0, rows, outputs)
+
+
+# The least number of elements for each window that is computed again.
+_LONG = 4
+
+
+def _borders(offsets: Any, left: int, right: int, dilation: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the rows whose windows reach beyond their sequence, ``(M,)``, the elements of these
+    windows, ``(M, size)``, and whether these are of the sequence.
+    """
+    starts = offsets[:-1, None]
+    ends = offsets[1:, None]
+    lefts = starts + np.arange(left)
+    rights = ends - 1 - np.arange(right)
+    rows = np.concatenate([lefts, rights], 1)
+    # A short sequence has no row twice.
+    chosen = np.concatenate([lefts < ends, rights >= starts + left], 1)
+    owners = chosen.nonzero()[0]
+    rows = rows[chosen]
+    taps = rows[:, None] + np.arange(-left, right + 1, dilation)
+    is_real = (taps >= starts[owners]) & (taps < ends[owners])
+    taps = np.where(is_real, taps, rows[:, None])
+    return torch.from_numpy(rows), torch.from_numpy(taps), torch.from_numpy(is_real)
 
 
 def _has_products(parts: list[Tensor]) -> bool:
@@ -74,29 +131,43 @@ def _products(row: Tensor, size: int, stride: int, dilation: int) -> Iterator[_P
 
 
 class _Convolution(torch.autograd.Function):
+    """The convolution of a row, its first window at row ``before`` of ``rows``; None for as many as
+    there are windows. The others are the bias, and callers replace them.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, row: Tensor, weight: Tensor, bias: Tensor | None, stride: int, dilation: int
+        ctx: Any,
+        row: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: int,
+        dilation: int,
+        before: int,
+        rows: int | None,
     ) -> Tensor:
         row = row.contiguous()
         outputs, _, size = weight.shape
         count = (row.shape[0] - dilation * (size - 1) - 1) // stride + 1
         matrix = weight.permute(2, 1, 0).flatten(0, 1)
         start = row.new_zeros(outputs) if bias is None else bias
-        result = start.expand(count, -1).contiguous()
+        result = start.expand(count if rows is None else rows, -1).contiguous()
+        inner = result[before : before + count]
         for product in _products(row, size, stride, dilation):
-            result[product.windows].addmm_(product.elements, matrix[product.taps])
-        ctx.sizes = (stride, dilation, bias is not None)
+            inner[product.windows].addmm_(product.elements, matrix[product.taps])
+        ctx.sizes = (stride, dilation, slice(before, before + count), bias is not None)
         ctx.save_for_backward(row, weight)
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         row, weight = ctx.saved_tensors
-        stride, dilation, has_bias = ctx.sizes
+        stride, dilation, inside, has_bias = ctx.sizes
         needs = (*ctx.needs_input_grad[:2], has_bias and ctx.needs_input_grad[2])
+        grad = grad[inside]
+        nothing = (None,) * 4
         if torch.is_grad_enabled():
-            return *_differentiable(grad, row, weight, stride, dilation, needs), None, None
+            return *_differentiable(grad, row, weight, stride, dilation, needs), *nothing
         matrix = weight.permute(2, 1, 0).flatten(0, 1)
         of_row = torch.zeros_like(row) if needs[0] else None
         of_matrix = torch.zeros_like(matrix) if needs[1] else None
@@ -109,7 +180,7 @@ class _Convolution(torch.autograd.Function):
                 of_matrix[product.taps].addmm_(product.elements.t(), grad[product.windows])
         of_weight = None if of_matrix is None else of_matrix.unflatten(0, (size, -1))
         of_weight = None if of_weight is None else of_weight.permute(2, 1, 0).contiguous()
-        return of_row, of_weight, grad.sum(0) if needs[2] else None, None, None
+        return of_row, of_weight, grad.sum(0) if needs[2] else None, *nothing
 
 
 def _differentiable(

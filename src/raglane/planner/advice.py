@@ -60,7 +60,7 @@ class Plan:
             name of the cell: ``(median, least, most)`` of five measurements in turns.
         most_elements: the largest number of elements of a batch whose training step fits into the
             memory.
-        most_bytes: the measured peak of such a step; None without ``memory``, or if the run would
+        most_bytes: the measured peak of such a step; None without ``max_memory``, or if the run would
             have taken more than half of the free memory, or half a minute.
         tail: the cost of the longest sequences, as a sentence; None without a long tail.
         layer: the layer's ``repr``.
@@ -141,7 +141,7 @@ def plan(
     *,
     batch_sizes: Sequence[int] | None = None,
     processes: int = 1,
-    memory: int | None = None,
+    max_memory: int | None = None,
     backends: Sequence[str] | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
     threads: Sequence[int] | None = None,
@@ -164,7 +164,7 @@ def plan(
             times the mean length.
         processes: the number of processes that train together on this machine. All figures of a batch
             are per process.
-        memory: bytes that a training step may use per process; None for its share of the available
+        max_memory: bytes that a training step may use per process; None for its share of the available
             memory.
         backends: keys of ``BACKENDS``; None for all that support the layer.
         dtypes: further dtypes to run the layer in.
@@ -179,7 +179,7 @@ def plan(
     Raises:
         ArgumentTypeError: ``layer`` is not such a layer, or another argument has the wrong type.
         ArgumentError: all sequences are empty, a number is too small, or no batch fits into
-            ``memory``.
+            ``max_memory``.
         DispatchError: a backend does not exist, or none of ``backends`` supports the layer.
 
     Example:
@@ -206,7 +206,11 @@ def plan(
     )
     sizes = _sizes(batch_sizes, max(counts.shape[0] // ranks, 1))
     dtype = next(twin.parameters(), torch.empty(0)).dtype
-    most = None if memory is None else check_whole("memory", memory, 1, "pass a number of bytes")
+    most = (
+        None
+        if max_memory is None
+        else check_whole("max_memory", max_memory, 1, "pass a number of bytes")
+    )
     ways = ways_of(twin, list(dict.fromkeys((dtype, *_dtypes(dtypes)))), _threads(threads))
     ways = _of_backends(ways, backends)
     with torch.random.fork_rng():
@@ -220,7 +224,7 @@ def plan(
     with torch.random.fork_rng():
         others = compare_cells(twin, counts, best)
         elements, peak = largest_batch(
-            twin, counts, best, calibration, limit, weights, runs=memory is not None
+            twin, counts, best, calibration, limit, weights, runs=max_memory is not None
         )
     return Plan(
         tuple(rows),
@@ -328,7 +332,7 @@ def _best(offered: Sequence[Row], most: float) -> Row:
         least = min(row.peak_bytes for row in offered)
         rule = f"at least {least:,} bytes, which the smallest of batch_sizes needs"
         raise ArgumentError(
-            "memory", f"{most:,.0f} bytes", rule, "pass more memory, or smaller batch_sizes"
+            "max_memory", f"{most:,.0f} bytes", rule, "pass more memory, or smaller batch_sizes"
         )
     fastest = min(row.rank_seconds for row in fitting)
     near = [row for row in fitting if row.rank_seconds <= _TIE * fastest]

@@ -5,21 +5,30 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane._utils.checks import check_device, check_tensor, check_unchanged, check_value
+from raglane._utils.checks import (
+    check_device,
+    check_host_offsets,
+    check_tensor,
+    check_unchanged,
+    check_value,
+)
 from raglane._utils.messages import quote
 from raglane._utils.tracing import (
     is_jit_traced,
     plain,
     records_operators,
     refuse_jit_trace,
+    runs_at_once,
 )
 from raglane.errors import ArgumentTypeError, DimensionError, ShapeError
+from raglane.ragged.face.refusals import refuse_lazy
 from raglane.ragged.typed import Face
 
 
@@ -110,9 +119,12 @@ class FlatBatch(Face):
         the values.
         """
         # The caller can change them in place, and torch and C would read and write out of bounds.
-        if self._is_on_host():
-            check_unchanged(self._offsets, self._values.shape[0], self._offsets.device)
-        return self._offsets
+        offsets = self._offsets
+        if type(offsets) is Tensor and offsets.is_cpu and runs_at_once(offsets):
+            check_host_offsets(offsets, self._values.shape[0])
+        elif self._is_on_host():
+            check_unchanged(offsets, self._values.shape[0], offsets.device)
+        return offsets
 
     @property
     def lengths_cpu(self) -> Tensor:
@@ -194,6 +206,8 @@ class FlatBatch(Face):
     @property
     def shape(self) -> tuple[Any, ...]:
         """``(B, None, *features)``: None for the steps, whose number differs."""
+        if not torch.compiler.is_compiling():
+            refuse_lazy(sys._getframe(1))
         return (self._count, None, *self._values.shape[1:])
 
     @property

@@ -191,57 +191,59 @@ class SequenceOperations(FlatBatch):
         length = check_whole("length", length, 0, "pass how many elements to keep")
         return self[:, :length]  # type: ignore[return-value]
 
-    def windows(self, size: int, step: int | None = None) -> Self:
+    def windows(self, size: int, stride: int | None = None) -> Self:
         """Split every sequence into windows, each a sequence of the result, in order.
 
-        Windows start at 0, ``step``, 2 ``step``, ... as long as they contain an element that no
+        Windows start at 0, ``stride``, 2 ``stride``, ... as long as they contain an element that no
         earlier window contains. The last one may be shorter than ``size``. An empty sequence gives
         none.
 
         Args:
             size: the largest number of elements of a window, at least 1.
-            step: distance of the starts, from 1 to ``size``; by default ``size``, without overlap.
+            stride: distance of the starts, from 1 to ``size``; by default ``size``, without overlap.
 
         Raises:
             ArgumentTypeError: not whole numbers.
-            ArgumentError: ``size`` or ``step`` out of range.
+            ArgumentError: ``size`` or ``stride`` out of range.
 
         Example:
             >>> r = Ragged([torch.arange(5), torch.arange(2)])
             >>> r.windows(2).lengths.tolist()
             [2, 2, 1, 2]
-            >>> [w.tolist() for w in r.windows(3, step=2)]
+            >>> [w.tolist() for w in r.windows(3, stride=2)]
             [[0, 1, 2], [2, 3, 4], [0, 1]]
         """
         size = check_whole("size", size)
-        step = size if step is None else check_whole("step", step)
-        if size < 1 or not 1 <= step <= size:
-            rule = "at least 1, and step at most size, so that no element is left out"
+        stride = size if stride is None else check_whole("stride", stride)
+        if size < 1 or not 1 <= stride <= size:
+            rule = "at least 1, and stride at most size, so that no element is left out"
             raise ArgumentError(
-                "size, step",
-                f"{size}, {step}",
+                "size, stride",
+                f"{size}, {stride}",
                 rule,
-                "pass e.g. windows(50) or windows(50, step=25)",
+                "pass e.g. windows(50) or windows(50, stride=25)",
             )
         lengths = self.lengths_cpu
-        counts = torch.where(lengths > 0, ((lengths - size).clamp(min=0) + step - 1) // step + 1, 0)
+        counts = torch.where(
+            lengths > 0, ((lengths - size).clamp(min=0) + stride - 1) // stride + 1, 0
+        )
         window_offsets = segments.offsets_from_lengths(counts)
         total = int(window_offsets[-1])
-        within = segments.positions(window_offsets, total) * step
+        within = segments.positions(window_offsets, total) * stride
         remaining = segments.spread(lengths, window_offsets, total) - within
         owners = segments.segment_ids(window_offsets, total)
         owners, within = (part.to(self.device, non_blocking=True) for part in (owners, within))
         starts = self.offsets[:-1].index_select(0, owners) + within
-        return self._slices(starts, remaining.clamp(max=size), repeats=step < size)
+        return self._slices(starts, remaining.clamp(max=size), repeats=stride < size)
 
-    def split_at(self, starts: FlatBatch) -> Self:
-        """Cut every sequence before the elements where ``starts`` is True, e.g. into episodes.
+    def split_at(self, begins: FlatBatch) -> Self:
+        """Cut every sequence before the elements where ``begins`` is True, e.g. into episodes.
 
         The pieces are the sequences of the result, in order. A sequence begins a piece in any case;
         an empty one gives none.
 
         Args:
-            starts: a Ragged of one bool per element.
+            begins: a Ragged of one bool per element.
 
         Raises:
             ArgumentTypeError: not a Ragged of bools.
@@ -253,19 +255,19 @@ class SequenceOperations(FlatBatch):
             >>> r.split_at(starts).tolist()
             [[0, 1], [2], [3, 4], [0, 1]]
         """
-        is_mask = isinstance(starts, FlatBatch) and starts.dtype is torch.bool
-        if not is_mask or starts.feature_shape:
+        is_mask = isinstance(begins, FlatBatch) and begins.dtype is torch.bool
+        if not is_mask or begins.feature_shape:
             got = (
-                f"a Ragged of {starts.dtype}"
-                if isinstance(starts, FlatBatch)
-                else type(starts).__name__
+                f"a Ragged of {begins.dtype}"
+                if isinstance(begins, FlatBatch)
+                else type(begins).__name__
             )
-            rule = "a Ragged of one bool per element, True where a piece starts"
-            raise ArgumentTypeError("starts", got, rule, "pass e.g. done.shift(1)")
-        starts._needs_lengths_of("starts", self, "the batch")
-        begins = starts.values.cpu() | (self._with_host(segments.positions) == 0)
-        bounds = begins.nonzero().view(-1)
-        ends = torch.cat([bounds[1:], bounds.new_full((min(len(bounds), 1),), len(begins))])
+            rule = "a Ragged of one bool per element, True where a piece begins"
+            raise ArgumentTypeError("begins", got, rule, "pass e.g. done.shift(1)")
+        begins._needs_lengths_of("begins", self, "the batch")
+        is_first = begins.values.cpu() | (self._with_host(segments.positions) == 0)
+        bounds = is_first.nonzero().view(-1)
+        ends = torch.cat([bounds[1:], bounds.new_full((min(len(bounds), 1),), len(is_first))])
         return self._build(self.values, ends - bounds)
 
     def steps(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -39,7 +39,7 @@ def fit(
     *,
     validation: Any = None,
     test: Any = None,
-    out: str | os.PathLike[str] | None = None,
+    output: str | os.PathLike[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
     format: str | None = None,
@@ -56,27 +56,27 @@ def fit(
         validation: the data whose loss selects the best epoch, as ``data`` or ``(data, labels)``;
             None holds a part of the training data out.
         test: the default data of :meth:`Run.evaluate`, as ``data`` or ``(data, labels)``.
-        out: the folder of the run. None keeps the model in memory; :meth:`Run.save` can write it.
-        resume: continue the run in ``out`` with the same data and settings.
-        overwrite: replace the run in ``out`` when the new one has its first checkpoint.
+        output: the folder of the run. None keeps the model in memory; :meth:`Run.save` can write it.
+        resume: continue the run in ``output`` with the same data and settings.
+        overwrite: replace the run in ``output`` when the new one has its first checkpoint.
         format: the format of a file; None detects it from the suffix.
         progress: show a progress bar; None shows it on a terminal and in a notebook.
         callback: a function that is called after each epoch with its losses and metrics, a dict
             with the columns of ``curves.csv``. If it returns True, training stops; the best epoch
-            so far is kept. With several ``ranks`` training continues.
+            so far is kept. With several ``processes`` training continues.
         **options: the fields of :class:`~raglane.training.settings.Settings`, and the columns
             ``sequence``, ``label``, ``id``, ``time`` and ``features``. ``batch_size`` or
             ``batch_elements`` may be ``"auto"``.
 
     Returns:
-        The run with its best model. Ctrl-C saves the run in ``out``, which can be resumed, and
+        The run with its best model. Ctrl-C saves the run in ``output``, which can be resumed, and
         raises KeyboardInterrupt.
 
     Raises:
         ArgumentTypeError: an unknown option, or data or an option of the wrong type.
         ArgumentError: an option or the folder is invalid.
         DataError: the data is invalid.
-        DivergedError: training diverged; ``out`` contains the best model so far.
+        DivergedError: training diverged; ``output`` contains the best model so far.
         MissingExtraError: safetensors is not installed.
         OSError: a file cannot be written.
 
@@ -111,7 +111,7 @@ def fit(
             Sources(source.of(data, labels), validated, tested),
             chosen,
             columns,
-            None if out is None else as_path(out),
+            None if output is None else as_path(output),
             resume=resume,
             overwrite=overwrite,
             log=notes.append,
@@ -140,7 +140,7 @@ def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
     settings, columns = [[field.name for field in fields(kind)] for kind in (Settings, ColumnNames)]
     unknown = next((name for name in options if name not in (*settings, *columns)), None)
     if unknown is not None:
-        near = nearest(unknown, [*settings, *columns])
+        near = nearest(unknown, [*settings, *columns, *(fit.__kwdefaults__ or ())])
         fix = f"pass {near}" if near else "see raglane.training.settings.Settings"
         rule = "an option of raglane.training.settings.Settings, or a column"
         raise ArgumentTypeError("options", quote(unknown), rule, fix)

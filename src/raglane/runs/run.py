@@ -223,7 +223,7 @@ class Run:
         prompt: str = "",
         *,
         count: int = 1,
-        length: int = 200,
+        max_length: int = 200,
         temperature: float = 1.0,
         seed: int = 0,
         beam_size: int | None = None,
@@ -234,7 +234,7 @@ class Run:
         Args:
             prompt: the beginning of each text.
             count: the number of texts.
-            length: the largest number of tokens after the prompt.
+            max_length: the largest number of tokens after the prompt.
             temperature: logits are divided by it; 0 chooses the likeliest token.
             seed: the same seed gives the same texts.
             beam_size: the number of hypotheses of a beam search for the likeliest texts, which draws
@@ -245,7 +245,11 @@ class Run:
             ArgumentError: the task is not ``language``, or an option is out of range.
         """
         where = inference.pick_device(device)
-        options: dict[str, Any] = {"count": count, "length": length, "temperature": temperature}
+        options: dict[str, Any] = {
+            "count": count,
+            "max_length": max_length,
+            "temperature": temperature,
+        }
         return inference.sample(
             self._on(where), prompt=prompt, seed=seed, beam_size=beam_size, device=where, **options
         )

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raglane._utils.files import as_path
 from raglane._utils.messages import argument, quote
-from raglane.errors import ArgumentError, ArgumentTypeError, DataError, UnfitColumnError
+from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.tasks import DUPLICATES, TASKS
 from raglane.training.options import DATA, check, option, options
 from raglane.training.settings import ModelSettings
 
 if TYPE_CHECKING:
     from raglane.data.dataset import Dataset
+    from raglane.data.formats import File
     from raglane.data.records import Columns
 
 
 DEFAULT_DATA = "Japanese vowels"
-# The tasks that labels are tried for if they are not classes of sequences, in this order.
-LABELLED = ("tag", "regress", "multilabel")
-# The tasks to try after "classify", by format; "regress" for others.
-_GUESSED: dict[str, tuple[str, ...]] = {"text": ("language",), "conll": ("tag",)}
-_GUESSED |= dict.fromkeys(("jsonl", "parquet", "npz", "folder"), LABELLED)
 
 
 def _column(role: str, help: str, unset: str) -> Any:
@@ -61,7 +57,7 @@ class ColumnNames:
         "Form of the times, as for strptime, e.g. %d/%m/%Y.",
         DATA,
         metavar="FORMAT",
-        unset="ISO 8601, or told by the whole column",
+        unset="ISO 8601, or by the whole column",
     )
     duplicate_times: str | None = option(
         None,
@@ -72,15 +68,15 @@ class ColumnNames:
     )
     features: list[str] | None = _column(
         "feature",
-        "Column of a feature per element; may be repeated.",
+        "Column of a feature per element; several: repeat it, or a,b.",
         "CSV: all others; else only the sequences",
     )
     static: list[str] | None = _column(
-        "static", "Column of a feature per sequence; may be repeated.", "none"
+        "static", "Column of a feature per sequence; several: repeat it, or a,b.", "none"
     )
     categorical: list[str] | None = _column(
         "categorical",
-        "Column of a feature whose numbers are categories; may be repeated.",
+        "Column of a feature whose numbers are categories; several: repeat it, or a,b.",
         "columns of words",
     )
     split: str | None = option(
@@ -203,13 +199,13 @@ class Source:
     columns: ColumnNames = ColumnNames()
     # Data and labels in memory, instead of a file.
     held: tuple[Any, Any] | None = None
-    # The parsed file, while its task is guessed.
-    parsed: dict[Path, Any] | None = field(default=None, compare=False, repr=False)
+    # The parsed file, until the training begins.
+    parsed: dict[Path, File] | None = field(default=None, compare=False, repr=False)
 
     def of(self, data: Any, labels: Any = None, name: str = "data") -> Source:
         """Return another source with the same columns: a path, or data in memory."""
         if not isinstance(data, (str, os.PathLike)):
-            from raglane.data.reading import listed
+            from raglane.data.memory import listed
 
             return replace(self, path=None, held=(listed(data), listed(labels)))
         if labels is not None:
@@ -254,17 +250,26 @@ class Source:
 
         if self.is_default:
             return japanese_vowels()[0 if role == "train" else 1]
-        data, labels = self.held or (self.path, None)
         asked = self.asked(task, need_labels=need_labels)
-        # The format is that of files, e.g. of the test data next to training data in memory.
-        format = self.format if self.held is None else None
-        on_bad_row: Any = self.columns.on_bad_row  # one of its choices
-        if self.held is None and self.path is not None and on_bad_row == "raise":
-            from raglane.data import formats
+        if self.held is not None:
+            on_bad_row: Any = self.columns.on_bad_row  # one of its choices
+            return read(self.held[0], asked, labels=self.held[1], on_bad_row=on_bad_row)
+        if self.columns.on_bad_row == "raise":
             from raglane.data.dataset import Dataset
 
-            return Dataset(formats.read(self.path, asked, format, parsed=self.parsed))
-        return read(data, asked, format, labels=labels, on_bad_row=on_bad_row)
+            return Dataset(self._file(asked).records(asked))
+        return read(self.path, asked, self.format, on_bad_row="skip")
+
+    def _file(self, asked: Columns) -> File:
+        """Parse the file, or return it if it has been parsed."""
+        from raglane.data.formats import open_file
+
+        path = self.path or Path()
+        if self.parsed is None:
+            return open_file(path, asked, self.format)
+        if path not in self.parsed:
+            self.parsed[path] = open_file(path, asked, self.format)
+        return self.parsed[path]
 
     def open(self, task: str) -> Dataset:
         """Open a folder that ``raglane convert`` wrote, or read other data."""
@@ -275,7 +280,7 @@ class Source:
         return Dataset(self._converted, self.asked(task))
 
     def guess(self, loss: str | None = None) -> tuple[Dataset, str]:
-        """Open the data for the task of its labels, see :func:`guess_task`, or of a converted
+        """Open the data for the task of its labels, see :func:`~raglane.data.roles.guess_task`, or of a converted
         folder.
         """
         if self._converted is not None:
@@ -287,49 +292,76 @@ class Source:
             return self._guess_in_memory(loss)
         from raglane.data.formats import pick
 
-        name = None if self.path is None else pick(self.path, self.format).name
-        others = _GUESSED.get(name or "", ("regress",))
-        tasks = tasks_of(loss) or ["classify", *others]
+        path = self.path or Path()
+        tasks = tasks_of(loss) or list(pick(path, self.format).tasks)
         if self.columns.label is not None and len(tasks) > 1:
             # A forecast has no label.
             tasks = [task for task in tasks if task != "forecast"]
-        return (
-            guess_task(self.read, tasks)
-            if self.columns.on_bad_row == "raise"
-            else self._guess_skipping(tasks)
-        )
+        return self._guess_file(path, tasks)
+
+    def _guess_file(self, path: Path, tasks: Sequence[str]) -> tuple[Dataset, str]:
+        """Return a file with the first task that its labels allow."""
+        from raglane.data.assemble.errors import refused
+        from raglane.data.assemble.pieces import attempt
+        from raglane.data.dataset import Dataset
+        from raglane.data.roles import Refusal
+
+        asked = self.asked(tasks[0])
+        is_strict = self.columns.on_bad_row == "raise"
+        file = self._file(asked) if is_strict else attempt(lambda: self._file(asked))
+        if isinstance(file, DataError):
+            return self._guess_skipping(tasks, file)
+        guess = file.guess(asked, tasks)
+        if isinstance(guess, Refusal):
+            error = refused(path, guess)
+            if is_strict or guess.candidates:
+                raise error
+            return self._guess_skipping(tasks, error)
+        if not is_strict:
+            return self.read(guess.task), guess.task
+        return Dataset(file.records(replace(asked, task=guess.task), guess.roles)), guess.task
+
+    def _guess_skipping(self, tasks: Sequence[str], error: DataError) -> tuple[Dataset, str]:
+        """Return a file that cannot be read whole with the task for which the fewest rows must be
+        skipped.
+        """
+        from raglane.data.assemble.pieces import attempt
+
+        read: list[tuple[Dataset, str]] = []
+        for task in tasks:
+            dataset = attempt(partial(self.read, task))
+            if not isinstance(dataset, DataError):
+                read.append((dataset, task))
+        if not read:
+            raise error
+        return min(read, key=lambda pair: len(pair[0].skipped))
 
     def _guess_in_memory(self, loss: str | None) -> tuple[Dataset, str]:
         """Return data in memory with its task, which a Dataset determines."""
+        from raglane.data.assemble.errors import refused
+        from raglane.data.assemble.opened import guess
         from raglane.data.dataset import Dataset
+        from raglane.data.formats import GUESSED
+        from raglane.data.memory import InMemory
+        from raglane.data.reading import check_in_memory
+        from raglane.data.roles import Refusal
 
         data, labels = self.held or (None, None)
         if not isinstance(data, Dataset):
-            return guess_task(self.read, tasks_of(loss) or ["classify", *LABELLED])
+            check_in_memory(None, self.columns.on_bad_row)
+            memory = InMemory(data, labels)
+            tasks = tasks_of(loss) or list(GUESSED)
+            found = guess(memory, self.asked(tasks[0]), tasks)
+            if isinstance(found, Refusal):
+                raise refused(memory.path, found)
+            return Dataset(memory.records(self.asked(found.task), found.roles)), found.task
         data = data if labels is None else self.read("classify")
         if not data.is_in_memory:
             return data, data.columns.task
         if data.targets is not None:
-            return data, next(
-                task for task, facts in TASKS.items() if facts.label == data.targets.kind
-            )
+            kind = data.targets.kind
+            return data, next(task for task, facts in TASKS.items() if facts.label == kind)
         return data, "tag" if data.labels is None and data.tags is not None else "classify"
-
-    def _guess_skipping(self, tasks: Sequence[str]) -> tuple[Dataset, str]:
-        """Return the data with the task for which the fewest rows must be skipped."""
-        strict = replace(self, columns=replace(self.columns, on_bad_row="raise"))
-        try:
-            return guess_task(strict.read, tasks)
-        except DataError as error:
-            if isinstance(error, UnfitColumnError) and error.candidates:
-                raise
-            readable: list[tuple[Dataset, str]] = []
-            for task in tasks:
-                with suppress(DataError):
-                    readable.append((_read_as(self.read, task), task))
-            if not readable:
-                raise error
-        return min(readable, key=lambda pair: len(pair[0].skipped))
 
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
         """Return the columns that a reader is to read."""
@@ -394,7 +426,7 @@ class Sources(NamedTuple):
     validation: Source | None = None
     test: Source | None = None
 
-    def with_parsed(self, parsed: dict[Path, Any] | None) -> Sources:
+    def with_parsed(self, parsed: dict[Path, File] | None) -> Sources:
         """Return sources of which the training data is parsed once, and then taken from there."""
         return self._replace(training=replace(self.training, parsed=parsed))
 
@@ -459,44 +491,6 @@ class SavedSource:
     def source(self, path: str | None) -> Source:
         """Return the source of a file with the run's format and columns."""
         return Source(None if path is None else Path(path), self.format, self.columns)
-
-
-def guess_task(read: Callable[[str], Dataset], tasks: Sequence[str]) -> tuple[Dataset, str]:
-    """Read data for the first task that its labels allow."""
-    errors: list[DataError] = []
-    taken: set[str | None] = (
-        set()
-    )  # candidates for the label of earlier tasks, of which none is the only one
-    for task in tasks:
-        try:
-            records = _read_as(read, task)
-        except DataError as error:
-            errors.append(error)
-            taken |= {*error.candidates} if isinstance(error, UnfitColumnError) else set()
-            continue
-        used = records.columns
-        if not taken or (used.label is not None and not taken & {used.label, used.sequence}):
-            return records, task
-    # An error of a column with the type that a task needs, or of several, is more helpful than one
-    # of other types.
-    helpful = [
-        error for error in errors if not isinstance(error, UnfitColumnError) or error.candidates
-    ]
-    raise (helpful or errors)[0]
-
-
-def _read_as(read: Callable[[str], Dataset], task: str) -> Dataset:
-    """Read data for a guessed task; numbers with a fraction, which are texts in a CSV file, are no
-    classes.
-    """
-    records = read(task)
-    is_column = records.columns.label is not None  # not the declared classes of a .ts file
-    is_numbers = records.is_in_memory and set(records.label_kinds) <= {"fractions", "whole numbers"}
-    labels = set(records.labels or ()) if task == "classify" and is_column and is_numbers else ()
-    if any(float(label) % 1 for label in labels):
-        fix = f"pass {argument('task', 'regress')} for numbers to predict, or {argument('task', 'classify')}"
-        raise DataError("labels", "numbers with a fraction", "classes", fix)
-    return records
 
 
 def tasks_of(loss: str | None) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import require
-from raglane.data.store.stores import of_frame
+from raglane.data.sources.frames import of_frame
 from raglane.errors import ArgumentTypeError
 from raglane.training.own_cell import named_code, take_code
 from raglane.training.stored import finite

@@ -279,7 +279,7 @@ def _resumed(
     if not before.data:
         if other_sources is None:
             rule = "a run with data in files; this one was trained in Python, on data in memory"
-            fix = f"resume it in Python: rl.fit(data, out={str(folder)!r}, resume=True)"
+            fix = f"resume it in Python: rl.fit(data, output={str(folder)!r}, resume=True)"
             raise ArgumentError("resume", quote(str(folder)), rule, fix)
         return settings, other_sources
     saved = SavedSource.load(folder, before.data)

@@ -28,6 +28,7 @@ from raglane._utils.tracing import (
     is_jit_traced,
     is_transformed,
     records_operators,
+    runs_at_once,
 )
 from raglane.segments.indexing import take_rows
 
@@ -170,17 +171,19 @@ def summable(values: Tensor) -> Tensor:
     return values.float() if values.is_floating_point() and values.element_size() < 4 else values
 
 
-def _levels(offsets: Tensor, lengths: Tensor, total: int) -> list[tuple[Tensor, int]]:
+def _levels(
+    offsets: Tensor, lengths: Tensor, total: int, can_read: bool = False
+) -> list[tuple[Tensor, int]]:
     """Return how elements are added up: the block of each and the number of blocks, then the
-    sequences of these.
+    sequences of these. ``can_read`` if numbers of the offsets can be read.
     """
     count = offsets.shape[0] - 1
-    can_read = not (records_operators() or is_jit_traced() or is_transformed(offsets))
+    if not can_read:
+        if is_exporting():
+            return [(segment_ids(offsets, total), count)]
+        can_read = not (records_operators() or is_jit_traced() or is_transformed(offsets))
     # Lengths on another device are not read, which would wait.
-    is_short = can_read and (total <= BLOCK or (offsets.is_cpu and int(lengths.max()) <= BLOCK))
-    if is_exporting():
-        return [(segment_ids(offsets, total), count)]
-    if is_short:
+    if can_read and (total <= BLOCK or (offsets.is_cpu and int(lengths.max()) <= BLOCK)):
         return [(torch.repeat_interleave(lengths, output_size=total), count)]
     # As many blocks as a sequence has at any offset, of which the last may be empty.
     blocks = offsets // BLOCK + torch.arange(count + 1, device=offsets.device)
@@ -195,13 +198,15 @@ def sum(values: Tensor, offsets: Tensor, lengths: Tensor | None = None) -> Tenso
     """
     lengths = offsets.diff() if lengths is None else lengths
     summed = summable(values)
-    can_write = not (torch.compiler.is_compiling() or is_transformed(values))
-    for owner, count in _levels(offsets, lengths, values.shape[0]):
+    at_once = runs_at_once(values, offsets)
+    can_write = at_once or not (torch.compiler.is_compiling() or is_transformed(values))
+    for owner, count in _levels(offsets, lengths, values.shape[0], at_once):
         zeros = summed.new_zeros((count, *values.shape[1:]))
         # In place only where torch supports it, without a copy of the zeros.
         add = zeros.index_add_ if can_write else zeros.index_add
         summed = add(0, owner, summed)
-    return summed.to(values.dtype) if values.is_floating_point() else summed
+    is_wider = summed.dtype is not values.dtype and values.is_floating_point()
+    return summed.to(values.dtype) if is_wider else summed
 
 
 def _extreme(values: Tensor, offsets: Tensor, empty: float, reduce: str) -> Tensor:

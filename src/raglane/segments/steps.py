@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane._utils.tracing import has_tangent
+from raglane._utils.tracing import has_tangent, is_for_onnx
 from raglane.errors import ArgumentError
 from raglane.segments import like_rows, summable
 
@@ -22,8 +22,10 @@ def _spread(per_sequence: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
 
 def mean(values: Tensor, offsets: Tensor) -> Tensor:
     """Return the mean of each sequence, NaN if it is empty."""
-    wide, lengths = summable(values), offsets.diff()
-    return (segments.sum(wide, offsets, lengths) / like_rows(lengths, wide)).to(values.dtype)
+    wide = summable(values)
+    lengths = offsets.diff()
+    result = segments.sum(wide, offsets, lengths) / like_rows(lengths, wide)
+    return result if result.dtype is values.dtype else result.to(values.dtype)
 
 
 def logsumexp(values: Tensor, offsets: Tensor) -> Tensor:
@@ -79,9 +81,9 @@ def norm(values: Tensor, offsets: Tensor, p: float | str | None = 2) -> Tensor:
     exponent = 2.0 if p in ("fro", None) else float(p)
     sizes = values.abs()
     if exponent == torch.inf:
-        return segments.max(sizes, offsets)
+        return amax(sizes, offsets)
     if exponent == -torch.inf:
-        return segments.min(sizes, offsets, torch.inf)
+        return _with_nan(segments.min(sizes, offsets, torch.inf), sizes, offsets)
     if exponent == 0:
         return segments.sum((values != 0).to(sizes.dtype), offsets)
     if exponent == 1:
@@ -94,9 +96,26 @@ def norm(values: Tensor, offsets: Tensor, p: float | str | None = 2) -> Tensor:
     return root(segments.sum(powers, offsets), exponent)
 
 
+def amax(values: Tensor, offsets: Tensor) -> Tensor:
+    """Return the largest element of each sequence."""
+    return _with_nan(segments.max(values, offsets), values, offsets)
+
+
+def amin(values: Tensor, offsets: Tensor) -> Tensor:
+    """Return the smallest element of each sequence."""
+    return _with_nan(segments.min(values, offsets), values, offsets)
+
+
+def _with_nan(extremes: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
+    """Return NaN for sequences with NaN, which the ScatterElements of ONNX Runtime overlooks."""
+    if not (is_for_onnx() and values.is_floating_point()):
+        return extremes
+    return extremes.masked_fill(segments.sum(values.isnan(), offsets) > 0, torch.nan)
+
+
 def aminmax(values: Tensor, offsets: Tensor) -> Any:
     """Return the least and greatest elements of each sequence."""
-    pair: Any = (segments.min(values, offsets), segments.max(values, offsets))
+    pair: Any = (amin(values, offsets), amax(values, offsets))
     return torch.return_types.aminmax(pair)
 
 
@@ -132,12 +151,12 @@ def nanmean(values: Tensor, offsets: Tensor) -> Tensor:
 
 def argmax(values: Tensor, offsets: Tensor) -> Tensor:
     """Return the step of the first maximum of each sequence and feature; NaN counts as largest."""
-    return _first_step(values, offsets, segments.max)
+    return _first_step(values, offsets, amax)
 
 
 def argmin(values: Tensor, offsets: Tensor) -> Tensor:
     """Return the step of the first minimum of each sequence and feature; NaN counts as smallest."""
-    return _first_step(values, offsets, segments.min)
+    return _first_step(values, offsets, amin)
 
 
 def _first_step(values: Tensor, offsets: Tensor, extreme: Any) -> Tensor:

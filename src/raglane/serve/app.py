@@ -24,7 +24,7 @@ from fastapi import APIRouter, Depends, FastAPI, WebSocket
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from pydantic import BaseModel, Field, StrictInt, StrictStr
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 
@@ -62,6 +62,7 @@ _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "1"}}  # o
 class PredictRequest(BaseModel):
     """Whole sequences, or a table, and options of ``Run.predict``."""
 
+    model_config = ConfigDict(extra="forbid")  # a misspelt option would have no effect
     sequences: list[Any] | None = Field(
         None, description="lists of frames, lists of tokens, or texts"
     )
@@ -133,14 +134,14 @@ def create_app(
         period: the seconds between two frames of a live stream. While results take longer, the
             server is overloaded: it accepts no other streams. None to accept all that have a slot.
         **options: of the engines of runs and modules, see :class:`raglane.serve.Engine`; by default
-            1,000 ``slots``, and ``idle`` after 300 seconds.
+            1,000 ``max_streams``, and ``idle`` after 300 seconds.
 
     Raises:
         ArgumentError, ArgumentTypeError: an argument is invalid.
 
     Example:
         >>> from raglane.serve.app import create_app
-        >>> app = create_app({"lstm": rl.serve.Engine(rl.nn.LSTM(3, 4).eval(), slots=100)})
+        >>> app = create_app({"lstm": rl.serve.Engine(rl.nn.LSTM(3, 4).eval(), max_streams=100)})
     """
     if not models:
         raise ArgumentError("models", "none", "at least one model", "pass e.g. {'vowels': run}")
@@ -153,7 +154,7 @@ def create_app(
         check_real("period", period, rule, lambda number: number > 0, "pass e.g. 0.032")
     hosts = Hosts(allow_hosts, token)
     sites = check_names("origins", origins, "https://example.org")
-    defaults = {"slots": 1000, "idle": 300, "chunk": CHUNK}
+    defaults = {"max_streams": 1000, "idle": 300, "chunk": CHUNK}
     served = {
         name: Served(name, model, period=period, **{**defaults, **options})
         for name, model in models.items()
@@ -187,7 +188,7 @@ def settings(app: FastAPI) -> dict[str, Any]:
     Example:
         >>> import uvicorn
         >>> from raglane.serve.app import create_app, settings
-        >>> app = create_app({"lstm": rl.nn.LSTM(3, 4).eval()}, slots=10)
+        >>> app = create_app({"lstm": rl.nn.LSTM(3, 4).eval()}, max_streams=10)
         >>> uvicorn.run(app, port=8000, **settings(app))  # doctest: +SKIP
     """
     return {"ws": partial(Socket, app.state.server), "loop": "auto", "lifespan": "on"}
@@ -514,6 +515,9 @@ def _refused(first: Any) -> RefusedError:
     fix = "correct it; /openapi.json has the form of requests"
     if first["type"] == "json_invalid":
         return RefusedError(400, "body", str(first.get("ctx", {}).get("error")), "JSON", fix)
+    if first["type"] == "extra_forbidden":
+        names = quote_all(PredictRequest.model_fields)
+        return RefusedError(400, "option", quote(path[-1]), f"one of {names}", fix)
     got = "nothing" if first["type"] == "missing" else quote(first.get("input"))
     rule = "given" if first["type"] == "missing" else rule
     return RefusedError(400, ".".join(path) or "body", got, rule, fix)

@@ -37,6 +37,7 @@ CLOSING = "the server is closing"
 """The reason of a close with the code 1001."""
 
 _PCM = 32768.0  # the amplitude 1 in int16
+_MOST_UNREAD = 64  # errors
 _MOST_TODO = 64  # messages of a stream that wait for results of earlier ones
 _ONE = ("frames", "reset", "state", "end")  # the messages in JSON of one stream
 
@@ -76,6 +77,7 @@ class Conversation:
         self._clients = clients
         self._client = client
         self._full: set[Lane] = set()  # lanes with too many frames or messages
+        self._unread = 0  # errors since the client does not read
         self._is_draining = False
         self._is_ended = False
 
@@ -97,7 +99,9 @@ class Conversation:
         """Note whether the client reads; results wait in the engine until it does."""
         self.can_write = is_possible
         if is_possible and not self._is_ended:
+            self._unread = 0
             self._rounds.catch_up(self._lanes())
+            self.finish()
 
     def end(self) -> None:
         """Close all streams, when the connection is closed."""
@@ -187,6 +191,16 @@ class Conversation:
     def _send(self, content: Mapping[str, Any]) -> None:
         self._link.send(to_json(content))
 
+    def _complain(self, content: Mapping[str, Any]) -> None:
+        """Send an error after which the conversation goes on; raise if a client does not read many
+        of them, which would fill the memory.
+        """
+        self._send(content)
+        self._unread += not self.can_write
+        if self._unread > _MOST_UNREAD:
+            got = f"{self._unread} that were not"
+            raise RefusedError(400, "errors", got, "read by the client", "read them")
+
     def _close(self, code: int, reason: str) -> None:
         self.end()
         self._link.close(code, short_reason(reason))
@@ -235,7 +249,8 @@ class Conversation:
 
     def _command(self, lane: Lane, key: str, value: Any, at: int = 0) -> None:
         """Act on a message when all frames before it are answered."""
-        if lane.todo or not lane.is_settled:
+        # Answers wait for a client that does not read, too.
+        if lane.todo or not lane.is_settled or not self.can_write:
             lane.todo.append((key, value, at))
             self._load(lane)
         else:
@@ -246,7 +261,7 @@ class Conversation:
         while lane.todo and not self._is_ended:
             first = lane.todo[0]
             if isinstance(first, tuple):
-                if not lane.is_settled:
+                if not lane.is_settled or not self.can_write:
                     break
                 lane.todo.popleft()
                 try:
@@ -291,7 +306,7 @@ class One(Conversation):
         try:
             rows = self._rows(self._lane, content)
         except (ArgumentError, ArgumentTypeError) as error:
-            self._send({"error": str(error), "at": self._lane.at})
+            self._complain({"error": str(error), "at": self._lane.at})
             return
         self._arrive(self._lane, rows)
 

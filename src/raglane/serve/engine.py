@@ -50,11 +50,11 @@ class Engine:
             other, or a module that maps a Ragged batch to a Ragged or a tensor, element by element.
             A vector per sequence, e.g. of a pooling, becomes the vector of the elements so far. The
             engine copies what it needs.
-        slots: the most open streams.
+        max_streams: the largest number of open streams.
         threads: the threads of a step.
         max_queue: the most frames of a stream that wait, and the most results.
         chunk: the most frames of a stream in one step; None for all.
-        features: the shape of a frame, if it does not follow from the first module.
+        feature_shape: the shape of a frame, if it does not follow from the first module.
         dtype: ``torch.int8`` for int8 weights of RNN, LSTM and GRU, as :func:`raglane.pack_weights`; None
             for those of the model.
         nan: ``"raise"`` to raise an error for frames with NaN, or ``"pass"``. A run trained with
@@ -73,7 +73,7 @@ class Engine:
         ArgumentError, ArgumentTypeError: another argument is invalid.
 
     Example:
-        >>> engine = Engine(rl.nn.LSTM(3, 4).eval(), slots=100)
+        >>> engine = Engine(rl.nn.LSTM(3, 4).eval(), max_streams=100)
         >>> one, two = engine.open(), engine.open()
         >>> one.push(torch.randn(5, 3)), two.push(torch.randn(1, 3))
         (None, None)
@@ -87,11 +87,11 @@ class Engine:
         self,
         model: Any,
         *,
-        slots: int,
+        max_streams: int,
         threads: int = 1,
         max_queue: int = 1024,
         chunk: int | None = None,
-        features: int | Sequence[int] | None = None,
+        feature_shape: int | Sequence[int] | None = None,
         dtype: torch.dtype | None = None,
         nan: Literal["raise", "pass"] = "raise",
         renew: int | None = None,
@@ -99,7 +99,7 @@ class Engine:
         idle: float | None = None,
         on_idle: Callable[[Stream], object] | None = None,
     ) -> None:
-        self.slots = check_count("slots", slots)
+        self.max_streams = check_count("max_streams", max_streams)
         self.threads = check_whole("threads", threads, 1, most=_MOST_THREADS)
         self.max_queue = check_count("max_queue", max_queue)
         self.chunk = self.max_queue if chunk is None else check_count("chunk", chunk)
@@ -111,10 +111,10 @@ class Engine:
             )
         self._on_idle = on_idle
         self._renewal = renewal(renew, warm_up)
-        self._options = features, dtype, nan == "pass"
+        self._options = feature_shape, dtype, nan == "pass"
         self._accept(frames_of(model, *self._options))
         self._new_pools()
-        slots = 2 * self.slots
+        slots = 2 * self.max_streams
         self._new_runner()
         # The first states are still to be written, at the next step.
         self._is_fresh = np.zeros(slots, bool)
@@ -158,12 +158,12 @@ class Engine:
         self._runner.run(1, 1)
 
     def __repr__(self) -> str:
-        return f"Engine({self._open} of {self.slots} streams, {len(self._prepared.stages)} stages)"
+        return f"Engine({self._open} of {self.max_streams} streams, {len(self._prepared.stages)} stages)"
 
     def _accept(self, accepts: Frames) -> None:
         self.accepts = accepts
         self._prepared = accepts.prepared
-        self.features = self._prepared.features
+        self.feature_shape = self._prepared.features
         self.digest = self._prepared.digest
         self._starts = self._prepared.starts
         if self._renewal is not None:
@@ -174,7 +174,7 @@ class Engine:
     def _new_pools(self) -> None:
         # A slot that is closed during its step is free after it, so there are more slots than
         # streams. The second state of a slot is in a row after those of all slots.
-        rows = 2 * self.slots
+        rows = 2 * self.max_streams
         self._pools = self._prepared.pools(rows if self._renewal is None else 2 * rows)
         self._states = [pool for pools in self._pools for pool in pools]
 
@@ -188,8 +188,8 @@ class Engine:
         """Open a stream.
 
         Args:
-            state: of :meth:`Stream.state`, of this or another engine with the same model; None for
-                a new sequence.
+            state: of :meth:`raglane.serve.streams.Stream.state`, of this or another engine with the
+                same model; None for a new sequence.
 
         Raises:
             BusyError: no slot is left.
@@ -197,11 +197,11 @@ class Engine:
         """
         with self._lock:
             self._raise_failure()
-            if self._open >= self.slots:
+            if self._open >= self.max_streams:
                 self._counts["refused"] += 1
-                got = f"{self.slots} open streams"
-                fix = "close a stream, or pass more slots"
-                raise BusyError("slots", got, "more than the number of open streams", fix)
+                got = f"{self.max_streams} open streams"
+                fix = "close a stream, or pass a larger number"
+                raise BusyError("max_streams", got, "more than the number of open streams", fix)
             rows = None if state is None else unpacked(state, self._starts, self.digest)
             if rows is not None and self._renewal is not None:
                 self._renewal.check_age(int(rows[-1]))
@@ -224,7 +224,7 @@ class Engine:
             pool[slot] = row
         if self._renewal is not None:
             for pool, row in zip(self._states, rows[count:], strict=False):
-                pool[slot + 2 * self.slots] = row
+                pool[slot + 2 * self.max_streams] = row
             self._ages[slot] = int(rows[-1])
 
     def stream(self, state: bytes | None = None) -> AsyncStream:
@@ -254,7 +254,7 @@ class Engine:
             rows = [pool[slot] for pool in self._states]
             if self._renewal is not None:
                 age = int(self._ages[slot])
-                second = slot + 2 * self.slots
+                second = slot + 2 * self.max_streams
                 is_warming = age > self._renewal.begin
                 rows += (
                     [pool[second] for pool in self._states] if is_warming else self._prepared.starts
@@ -318,7 +318,7 @@ class Engine:
     def _pull(self, stream: Stream, most: int | None = None, waiter: Any = None) -> Tensor:
         if most is not None:
             # A task that waits for no result would wait for ever.
-            most = check_whole("most", most, 0 if waiter is None else 1)
+            most = check_whole("max_items", most, 0 if waiter is None else 1)
         with self._lock:
             slot = stream._open_slot()
             self._raise_failure()
@@ -335,11 +335,12 @@ class Engine:
         return rows if len(features) == 1 else rows.reshape(-1, *features)
 
     def push(self, streams: Sequence[Stream], frames: Any) -> None:
-        """Queue one frame for each of many streams, in less time than :meth:`Stream.push` of each.
+        """Queue one frame for each of many streams, in less time than
+        :meth:`raglane.serve.streams.Stream.push` of each.
 
         Args:
             streams: different open streams of this engine.
-            frames: ``(len(streams), *features)``, as for :meth:`Stream.push`.
+            frames: ``(len(streams), *features)``, as for :meth:`raglane.serve.streams.Stream.push`.
 
         Raises:
             BusyError: the queue of a stream is full; no frame was added.
@@ -376,7 +377,7 @@ class Engine:
 
     def pull(self, streams: Sequence[Stream]) -> Tensor:
         """Return one result of each of many streams, ``(len(streams), *features)``; see
-        :meth:`Stream.pull`.
+        :meth:`raglane.serve.streams.Stream.pull`.
 
         Args:
             streams: different open streams of this engine, each with a result.
@@ -386,7 +387,7 @@ class Engine:
                 none was removed.
 
         Example:
-            >>> engine = Engine(rl.nn.LSTM(3, 4).eval(), slots=100)
+            >>> engine = Engine(rl.nn.LSTM(3, 4).eval(), max_streams=100)
             >>> streams = [engine.open() for _ in range(50)]
             >>> engine.push(streams, torch.randn(50, 3))
             >>> engine.step()
@@ -605,7 +606,7 @@ class Engine:
         slots = step.slots[warms]
         if not len(slots):
             return step
-        first = slots[ages[warms] == self._renewal.begin] + 2 * self.slots
+        first = slots[ages[warms] == self._renewal.begin] + 2 * self.max_streams
         if len(first):
             self._prepared.begin(self._pools, torch.from_numpy(first))
         runner = self._runner
@@ -615,7 +616,7 @@ class Engine:
         end = step.elements + elements
         runner.rows[0][step.elements : end] = runner.rows[0][rows]
         count = len(step.slots)
-        runner.slots[count : count + len(slots)] = slots + 2 * self.slots
+        runner.slots[count : count + len(slots)] = slots + 2 * self.max_streams
         ends = step.elements + lengths[warms].cumsum()
         runner.offsets[count + 1 : count + len(slots) + 1] = ends
         return step._replace(warming=slots, warming_elements=elements)
@@ -631,7 +632,7 @@ class Engine:
             self._ages[old] = self._renewal.warm_up
             rows = torch.from_numpy(old)
             for pool in self._states:
-                pool[rows] = pool[rows + 2 * self.slots]
+                pool[rows] = pool[rows + 2 * self.max_streams]
 
     def _finished(self, step: _Step) -> npt.NDArray[np.bool_] | slice:
         """End a step; return which of its streams were neither closed nor reset. The lock is
@@ -690,7 +691,7 @@ class Engine:
         """Return results of a run as the columns of :meth:`raglane.Run.predict`, an entry per row.
 
         Args:
-            rows: of :meth:`Stream.pull`.
+            rows: of :meth:`raglane.serve.streams.Stream.pull`.
             **options: ``probabilities`` and ``top``, as in :meth:`raglane.Run.predict`.
 
         Raises:
@@ -856,7 +857,7 @@ class Engine:
             statistics: dict[str, Any] = {
                 "works": self._error is None,
                 "streams": self._open,
-                "slots": self.slots,
+                "slots": self.max_streams,
                 "ready": int(np.count_nonzero(self._frames.counts[: self._used])),
                 "queued": len(self._frames),
                 "results": len(self._results),

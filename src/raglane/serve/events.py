@@ -21,21 +21,21 @@ class Event(NamedTuple):
 class Events:
     """Finds the starts and ends of events, e.g. of speech, in the probabilities of a stream's frames.
 
-    An event begins with a frame of at least ``start``, and lasts until ``pause`` frames in a row are
-    below ``end``, which are no part of it. Events of less than ``least`` frames are ignored. The
+    An event begins with a frame of at least ``threshold``, and lasts until ``pause`` frames in a row are
+    below ``end_threshold``, which are no part of it. Events of less than ``min_length`` frames are ignored. The
     result does not depend on how the frames are divided into calls.
 
     Args:
-        start: the probability of a frame that begins an event.
-        end: the probability below which a frame is a pause, at most ``start``.
-        least: the least frames of an event, of which short pauses are a part.
+        threshold: the probability of a frame that begins an event.
+        end_threshold: the probability below which a frame is a pause, at most ``threshold``.
+        min_length: the smallest number of frames of an event, of which short pauses are a part.
         pause: the frames of a pause that ends an event.
 
     Raises:
         ArgumentError, ArgumentTypeError: an argument is invalid.
 
     Example:
-        >>> events = rl.serve.Events(0.5, 0.3, least=2, pause=2)
+        >>> events = rl.serve.Events(0.5, 0.3, min_length=2, pause=2)
         >>> events.push([0.1, 0.9, 0.4])
         [Event(kind='start', frame=1)]
         >>> events.push([0.1, 0.6, 0.1, 0.2])
@@ -43,17 +43,23 @@ class Events:
     """
 
     def __init__(
-        self, start: float = 0.5, end: float = 0.35, *, least: int = 1, pause: int = 1
+        self,
+        threshold: float = 0.5,
+        end_threshold: float = 0.35,
+        *,
+        min_length: int = 1,
+        pause: int = 1,
     ) -> None:
-        for name, number in (("start", start), ("end", end)):
+        for name, number in (("threshold", threshold), ("end_threshold", end_threshold)):
             rule = "a number from 0 to 1"
             check_real(name, number, rule, lambda value: 0 <= value <= 1, "pass e.g. 0.5")
-        if end > start:
-            got = quote(end)
-            raise ArgumentError("end", got, f"at most start = {start}", "pass a smaller one")
-        self._start = start
-        self._end = end
-        self._least = check_count("least", least)
+        if end_threshold > threshold:
+            got = quote(end_threshold)
+            rule = f"at most threshold = {threshold}"
+            raise ArgumentError("end_threshold", got, rule, "pass a smaller one")
+        self._start = threshold
+        self._end = end_threshold
+        self._least = check_count("min_length", min_length)
         self._pause = check_count("pause", pause)
         self._at = 0  # frames so far
         self._first = -1  # the first frame of the event; -1 without one

@@ -70,12 +70,12 @@ class Many(Conversation):
             if lane is None:
                 rule = "a stream that was opened"
                 error = _message_of("stream", str(number), rule, "send open first")
-                self._send({"stream": number, "error": error, "dropped": count})
+                self._complain({"stream": number, "error": error, "dropped": count})
             else:
                 try:
                     self._arrive(lane, self._rows(lane, bytes(view[at:stop])))
                 except (ArgumentError, ArgumentTypeError) as error:
-                    self._send(
+                    self._complain(
                         {"stream": number, "error": str(error), "at": lane.at, "dropped": count}
                     )
             at = stop
@@ -100,7 +100,7 @@ class Many(Conversation):
             else:
                 self._command(lane, key, value)
         except RaglaneError as error:
-            self._send({"stream": number, "error": str(error), "code": code_of(error)})
+            self._complain({"stream": number, "error": str(error), "code": code_of(error)})
 
     def _begin(self, number: int, value: Any, at: int) -> None:
         """Open a stream, or continue one from a state."""

@@ -36,7 +36,7 @@ def deployment(
         token: clients must send it as ``Authorization: Bearer TOKEN``. None disables authentication.
         allow_hosts: the names and addresses under which clients reach Ray's proxies, next to those
             of this machine, e.g. ``["example.org"]``; None for any, which requires a token.
-        **options: those of the server: ``slots``, ``idle`` etc., as the options of ``raglane
+        **options: those of the server: ``max_streams``, ``idle`` etc., as the options of ``raglane
             serve``.
 
     Returns:

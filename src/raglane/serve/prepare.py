@@ -40,7 +40,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _FIX = "change the model, or call it on whole sequences without an engine"
-_GUESS = "pass features, the shape of an element, if it is another one; or change the model"
+_GUESS = "pass feature_shape, the shape of an element, if it is another one; or change the model"
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +109,9 @@ def prepare(
         rule = "torch.int8, or None for the dtype of the weights"
         raise ArgumentError("dtype", quote(dtype), rule, "pass torch.int8, or leave it out")
     sizes = features if isinstance(features, list | tuple) else [features]
-    shape = None if features is None else tuple([check_count("features", size) for size in sizes])
+    shape = (
+        None if features is None else tuple([check_count("feature_shape", size) for size in sizes])
+    )
     states = states_of_forward(whole)
     for name, module in whole.named_modules():
         reason, fix = _unsupported(module, in_step=bool(states))
@@ -194,7 +196,10 @@ def _guessed(model: nn.Module) -> tuple[int, ...] | None:
             case nn.LayerNorm():
                 return (module.normalized_shape[0],)
     raise ArgumentError(
-        "features", "None", "given for this model: the shape of an element", "pass e.g. features=64"
+        "feature_shape",
+        "None",
+        "given for this model: the shape of an element",
+        "pass e.g. feature_shape=64",
     )
 
 

@@ -108,7 +108,7 @@ class Rounds:
         # an eighth.
         self._lag = 0.0
         self._asked = 0.0
-        self._lanes: list[Lane | None] = [None] * (2 * engine.slots)
+        self._lanes: list[Lane | None] = [None] * (2 * engine.max_streams)
         self._arrived: list[Lane] = []
         self._handle: asyncio.Handle | None = None
         self._began = 0.0  # the last round

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.messages import quote
-from raglane.data.store.stores import arrow_errors
+from raglane.data.sources.frames import arrow_errors
 from raglane.errors import ArgumentError, BusyError, DispatchError, ShapeError
 from raglane.kernels.cpu.prepared import as_array
 from raglane.ragged import Ragged
@@ -166,7 +166,7 @@ class Served:
 
     def checked(self, frames: Any) -> Tensor:
         """Return frames that the engine accepts, ``(n, *features)``; raise if it does not."""
-        return self.streams.accepts.rows(frames).reshape(-1, *self.streams.features)
+        return self.streams.accepts.rows(frames).reshape(-1, *self.streams.feature_shape)
 
     def tensor(self, shape: Sequence[int], datatype: str, data: list[Any]) -> Tensor:
         """Return a tensor of the Open Inference Protocol as frames; its data is flat or nested."""
@@ -179,7 +179,7 @@ class Served:
         if not is_text and datatype != DATATYPES[dtype]:
             raise ArgumentError("datatype", quote(datatype), DATATYPES[dtype], "convert the data")
         entries = data if is_text else numbers(data, dtype, "data").reshape(-1)
-        features = self.streams.features
+        features = self.streams.feature_shape
         if tuple(shape[1:]) != features or len(entries) != math.prod(shape):
             got = f"{len(entries)} entries for the shape {tuple(shape)}"
             rule = (
@@ -359,7 +359,11 @@ class Served:
         """Return a sequence at the scale of the training data."""
         if self.run is None or not self.run.preprocessor.is_tokens:
             preprocess = None if self.run is None else self.run.preprocessor
-            width = math.prod(self.streams.features) if self.run is None else len(self.run.channels)
+            width = (
+                math.prod(self.streams.feature_shape)
+                if self.run is None
+                else len(self.run.channels)
+            )
             middle = np.array(getattr(preprocess, "mean", None) or (0.0,) * width)
             spread = np.array(getattr(preprocess, "std", None) or (1.0,) * width)
             steps = np.arange(max(4, min(40, 2000 // width)))[:, None]

@@ -15,7 +15,7 @@ from raglane.errors import ClosedError
 
 
 class Stream:
-    """One live sequence of an :class:`Engine`; made by :meth:`Engine.open`. Its methods may be
+    """One live sequence of an engine; made by :meth:`raglane.serve.Engine.open`. Its methods may be
     called by any thread.
     """
 
@@ -74,21 +74,21 @@ class Stream:
         """
         self._engine._push(self, frames)
 
-    def pull(self, most: int | None = None) -> Tensor:
+    def pull(self, max_items: int | None = None) -> Tensor:
         """Return the results of steps, ``(n, *features)``, one per frame, and remove them from the
         queue.
 
         Args:
-            most: the most results; None for all.
+            max_items: the largest number of results; None for all.
 
         Raises:
             ClosedError: the stream is closed.
-            ArgumentError, ArgumentTypeError: ``most`` is not a whole number of at least 0.
+            ArgumentError, ArgumentTypeError: ``max_items`` is not a whole number of at least 0.
         """
-        return self._engine._pull(self, most)
+        return self._engine._pull(self, max_items)
 
     def state(self) -> bytes:
-        """Return the state after the last step, for :meth:`Engine.open`; it does not contain queued
+        """Return the state after the last step, for :meth:`raglane.serve.Engine.open`; it does not contain queued
         frames.
 
         Raises:
@@ -153,7 +153,7 @@ def _complete(futures: list[asyncio.Future[None]]) -> None:
 
 
 class AsyncStream:
-    """A stream for asyncio, made by :meth:`Engine.stream`: ``push`` does not wait, ``pull`` waits
+    """A stream for asyncio, made by :meth:`raglane.serve.Engine.stream`: ``push`` does not wait, ``pull`` waits
     for results.
 
     Example:
@@ -162,7 +162,7 @@ class AsyncStream:
         ...     async with engine.stream() as stream:
         ...         stream.push(torch.randn(2, 3))
         ...         return (await stream.pull()).shape
-        >>> with Engine(rl.nn.GRU(3, 4).eval(), slots=10) as engine:
+        >>> with Engine(rl.nn.GRU(3, 4).eval(), max_streams=10) as engine:
         ...     asyncio.run(first(engine))
         torch.Size([2, 4])
     """
@@ -181,14 +181,14 @@ class AsyncStream:
         self.stream.close()
 
     def push(self, frames: Any) -> None:
-        """See :meth:`raglane.serve.Stream.push`."""
+        """See :meth:`raglane.serve.streams.Stream.push`."""
         self.stream.push(frames)
 
-    async def pull(self, most: int | None = None) -> Tensor:
-        """Return at least one result; see :meth:`raglane.serve.Stream.pull`."""
+    async def pull(self, max_items: int | None = None) -> Tensor:
+        """Return at least one result; see :meth:`raglane.serve.streams.Stream.pull`."""
         while True:
             future = asyncio.get_running_loop().create_future()
-            rows: Tensor = self._engine._pull(self.stream, most, future)
+            rows: Tensor = self._engine._pull(self.stream, max_items, future)
             if rows.shape[0]:
                 return rows
             await future

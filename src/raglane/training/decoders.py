@@ -144,7 +144,7 @@ class Attention(Decoder):
             )
 
 
-def _cell(config: Any) -> str:
+def _cell(config: Any) -> Any:
     """Return the cell of a decoder: that of the encoder, unless it is a user's, or reads more than
     inputs.
     """

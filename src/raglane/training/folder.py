@@ -90,7 +90,7 @@ def to_resume(folder: Path | None) -> Path:
     """Return the folder of a run to resume; raise if it is None."""
     if folder is None:
         raise ArgumentError(
-            "out", "None", "the folder of the run to resume", f"pass {argument('out')}"
+            "output", "None", "the folder of the run to resume", f"pass {argument('output')}"
         )
     return folder
 

@@ -428,13 +428,13 @@ def sample(
     *,
     prompt: str = "",
     count: int = 1,
-    length: int = 200,
+    max_length: int = 200,
     temperature: float = 1.0,
     seed: int = 0,
     beam_size: int | None = None,
     device: torch.device | None = None,
 ) -> list[str]:
-    """Draw ``count`` texts from a language model, each at most ``length`` tokens longer than
+    """Draw ``count`` texts from a language model, each at most ``max_length`` tokens longer than
     ``prompt``.
 
     Logits are divided by ``temperature``; 0 chooses the likeliest token. The same seed gives the
@@ -447,7 +447,11 @@ def sample(
             "run", f"a model of the task {saved.task}", "a model of the task language", fix
         )
     check_kind("prompt", prompt, str, "a text", "pass a str")
-    for name, number, least in (("count", count, 1), ("length", length, 1), ("seed", seed, 0)):
+    for name, number, least in (
+        ("count", count, 1),
+        ("max_length", max_length, 1),
+        ("seed", seed, 0),
+    ):
         check_whole(name, number, least, most=2**63 - 1)
     rule = "at least 0, and finite"
     check_real(
@@ -479,9 +483,9 @@ def sample(
     model = saved.model.to(device)
     with answering(model):
         if beam_size is None:
-            drawn = model.generate(Ragged([start] * count), length, pick).tolist()
+            drawn = model.generate(Ragged([start] * count), max_length, pick).tolist()
         else:
-            hypotheses = model.search(Ragged([start]), length, beam_size, min(count, beam_size))
+            hypotheses = model.search(Ragged([start]), max_length, beam_size, min(count, beam_size))
             drawn = [tokens.tolist() for tokens in hypotheses.tokens]
     texts = []
     for row in drawn:

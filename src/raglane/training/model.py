@@ -386,16 +386,16 @@ class SequenceModel(nn.Module):
             forecasts.append(forecast)
         return torch.stack(forecasts, dim=1)
 
-    def generate(self, inputs: Ragged, most: int, pick: Callable[[Tensor], Tensor]) -> Tensor:
+    def generate(self, inputs: Ragged, max_length: int, pick: Callable[[Tensor], Tensor]) -> Tensor:
         """Generate the next tokens of each text; each token is the input of the next step.
 
         Args:
             inputs: texts of ``(L,)`` int64 tokens.
-            most: the number of tokens.
+            max_length: the number of tokens.
             pick: chooses tokens ``(B,)`` by their logits ``(B, V)``.
 
         Returns:
-            ``(B, most)`` int64, filled with the end token after the end of a text.
+            ``(B, max_length)`` int64, filled with the end token after the end of a text.
 
         Raises:
             ArgumentError: the model does not read tokens.
@@ -408,24 +408,28 @@ class SequenceModel(nn.Module):
             )
         out, state = recurrent(encoder.embed(inputs))
         output = out.last()
-        tokens = torch.full((len(inputs), most), END_TOKEN, dtype=torch.int64, device=inputs.device)
+        tokens = torch.full(
+            (len(inputs), max_length), END_TOKEN, dtype=torch.int64, device=inputs.device
+        )
         ended = torch.zeros(len(inputs), dtype=torch.bool, device=inputs.device)
-        for step in range(most):
+        for step in range(max_length):
             logits = self.answers(encoder.dropout(output))
             logits[:, UNKNOWN_TOKEN] = -torch.inf
             tokens[:, step] = torch.where(ended, END_TOKEN, pick(logits))
             ended = ended | (tokens[:, step] == END_TOKEN)
-            if step + 1 == most or bool(ended.all()):
+            if step + 1 == max_length or bool(ended.all()):
                 break
             output, state = recurrent.step(encoder.embedding(tokens[:, step]), state)
         return tokens
 
-    def search(self, inputs: Ragged, most: int, beam_size: int, n_best: int = 1) -> Hypotheses:
+    def search(
+        self, inputs: Ragged, max_length: int, beam_size: int, n_best: int = 1
+    ) -> Hypotheses:
         """Search the likeliest next tokens of each text, up to its end.
 
         Args:
             inputs: texts of ``(L,)`` int64 tokens, L at least 1.
-            most: the most tokens.
+            max_length: the largest number of tokens.
             beam_size: the number of continuations that run at once.
             n_best: the number of continuations per text, at most ``beam_size``.
 
@@ -451,7 +455,7 @@ class SequenceModel(nn.Module):
 
         options: dict[str, Any] = {
             "beam_size": beam_size,
-            "max_length": most,
+            "max_length": max_length,
             "end": END_TOKEN,
             "n_best": n_best,
         }

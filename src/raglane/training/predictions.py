@@ -13,9 +13,10 @@ from typing import Any
 
 from raglane._utils.files import as_path, check_new_file, no_formula, write_files
 from raglane._utils.messages import quote, require
+from raglane.data.assemble.answers import filled
 from raglane.data.dataset import Dataset
 from raglane.data.formats import by_suffix
-from raglane.data.sources import conll
+from raglane.data.sources.conll import SUFFIXES
 from raglane.errors import ArgumentError
 from raglane.training.checkpoint import CONFIG
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
@@ -26,7 +27,7 @@ from raglane.training.stored import finite
 def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False) -> None:
     """Raise if predictions cannot be written to a file."""
     path = as_path(path)
-    check_new_file("output", path, (*WRITERS, *conll.SUFFIXES))
+    check_new_file("output", path, (*WRITERS, *SUFFIXES))
     if escape_formulas and path.suffix.lower() != ".csv":
         got = f"it for {quote(str(path))}"
         rule = "left out, except for .csv"
@@ -78,7 +79,7 @@ def write_predictions(
     suffix = path.suffix.lower()
     content = (
         _conll(path, predictions, data)
-        if suffix in conll.SUFFIXES
+        if suffix in SUFFIXES
         else to_bytes(predictions, suffix, escape_formulas=escape_formulas)
     )
     write_files({path: content, **(files or {})})
@@ -101,7 +102,7 @@ def _conll(path: Path, predictions: Predictions, data: Dataset | None) -> bytes:
     if data is not None and data.columns.task == "tag" and data.source.is_file():
         reads = by_suffix(data.source)
         if reads is not None and reads.name in ("conll", "text"):
-            return conll.filled(data.source, data.columns, predictions.columns["prediction"])
+            return filled(data.source, data.columns, predictions.columns["prediction"])
     got = f"it for {quote(str(path))}"
     rule = "a .jsonl, .csv or .parquet, unless DATA is CoNLL, and the task tag"
     raise ArgumentError("output", got, rule, "write another format")

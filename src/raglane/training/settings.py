@@ -141,7 +141,7 @@ class ModelSettings:
     )
     quantile: list[float] | None = option(
         None,
-        "Quantile to predict, the share of targets below the prediction (loss quantile); may be repeated.",
+        "Quantile to predict, the share of targets below it (loss quantile); several: repeat it, or 0.1,0.9.",
         MODEL,
         Rule(
             lambda shares: (

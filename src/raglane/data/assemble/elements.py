@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.messages import argument, quote, quote_all
-from raglane.data.assemble.arrow import labels_in, split_targets
+from raglane._utils.messages import argument, quote
+from raglane.data.assemble.errors import refused
 from raglane.data.assemble.grouping import (
-    MISSING_WORDS,
     SortedRows,
-    check_header_once,
+    check_rows,
     grouped,
     refuse_spaces,
 )
-from raglane.data.assemble.lists import feature_columns
+from raglane.data.assemble.targets import labels_in, split_targets
+from raglane.data.names import MISSING_WORDS, NO_TIME, TIME_NAMES
 from raglane.data.records import (
     TIME_GAP,
     Columns,
@@ -28,23 +28,15 @@ from raglane.data.records import (
     RoleNotes,
     Targets,
     as_float32,
-    place_of,
+    option,
 )
 from raglane.data.roles import Facts, Refusal, Roles
-from raglane.data.roles.rules import NO_TIME, ROLE_NAMES, TIME_NAMES, option
-from raglane.data.sources.files import (
-    check_named,
-    choose_column,
-    columns_argument,
-    data_error,
-    empty_label,
-    refused,
-)
-from raglane.data.sources.short_rows import check_ends
+from raglane.data.roles.labels import label_of, one_label
+from raglane.data.roles.rules import named_features
+from raglane.data.sources.files import data_error
 from raglane.data.typed import decimals
 from raglane.data.typed.column import Bools, Column, Integers, Written
 from raglane.data.typed.decimals import Entries
-from raglane.errors import UnfitColumnError
 from raglane.tasks import TASKS
 
 
@@ -61,123 +53,88 @@ def records_of_rows(
     """
     count = len(next(iter(entries.values())))
     rows = np.arange(count) if rows is None else rows
-    check_ends(path, entries, rows)
-    check_header_once(path, entries, rows)
+    check_rows(path, entries, rows)
     table = grouped(path, entries, columns, roles, rows)
-    id_name = ",".join(roles.id) or None
-    named, static = feature_columns(path, columns, table.columns)
-    free = [name for name in table.columns if name not in (id_name, table.time, *static)]
-    label, notes = _choose_label(table, columns, free)
-    features = list(named)
+    named = named_features(columns, list(table.columns))
+    if isinstance(named, Refusal):
+        raise refused(path, named)
+    static = named.of_sequences
+    free = [name for name in table.columns if name not in (table.id, table.time, *static)]
+    label = _label(table, columns, roles, static)
+    features = list(named.of_elements)
+    left_out: tuple[str, ...] = ()
     if not features:
-        features, left_out = _free_features(table, columns, free, label)
-        notes = (*notes, *left_out)
-    values, channels, more, feature_notes = _features(table, features, columns, is_tokens)
-    more = (*more, *(_static_feature(table, name, columns) for name in static))
+        features, left_out = _free_features(table, columns, free, label.name)
+    read = _features(table, features, columns, is_tokens)
+    values, channels = read.values, read.channels
+    more = (*read.features, *(_static_feature(table, name, columns) for name in static))
     if columns.time_gaps:
         values, channels = _with_gaps(table, values, channels)
-    classes, tags, targets = (None, None, None) if label is None else _labels(table, columns, label)
+    targets = NO_LABELS if label.name is None else _labels(table, columns, label.name)
+    used = _used(table, columns, label.name, features, read, more, targets)
+    about = (*label.notes, *left_out, *read.notes)
+    notes = (*filter(None, [roles.time_note]), *table.notes, *label.noted, *left_out, *read.notes)
+    return Records(
+        values,
+        table.offsets,
+        table.ids,
+        channels=channels,
+        source=path,
+        notes=notes,
+        columns=used,
+        features=more,
+        roles=RoleNotes(roles.notes, about),
+        **targets._asdict(),
+    )
+
+
+class _Label(NamedTuple):
+    """The column of labels, and the notes about it: for the roles, and for the user."""
+
+    name: str | None
+    notes: tuple[str, ...]
+    noted: tuple[str, ...]
+
+
+def _label(table: SortedRows, columns: Columns, roles: Roles, static: Sequence[str]) -> _Label:
+    """Return the label that was decided, or decide it for rows that are read in pieces."""
+    if roles.label is not None or not columns.wants_labels:
+        is_named = columns.label is not None
+        return _Label(roles.label, roles.about, () if is_named else roles.about)
+    ids = () if table.id is None else (table.id,)
+    facts = Facts(table.columns)
+    choice = label_of(facts, columns, ids, (table.id, table.time, *static))
+    if isinstance(choice, Refusal):
+        raise refused(table.path, choice)
+    notes = tuple(filter(None, [choice.note]))
+    return _Label(",".join(choice.names), notes, notes if columns.label is None else ())
+
+
+def _used(
+    table: SortedRows,
+    columns: Columns,
+    label: str | None,
+    features: list[str],
+    read: _Read,
+    more: Sequence[Feature],
+    labels: Labels,
+) -> Columns:
+    """Return the columns with which another file is read in the same way."""
     words = tuple(feature.name for feature in more if not feature.is_numbers)
-    if len(features) > 1 and values.dtype == object:
+    if len(features) > 1 and read.values.dtype == object:
         words = (features[0], *words)
-    used = replace(
+    is_ordered = labels.targets is not None and labels.targets.ordered
+    return replace(
         columns,
         label=label or columns.label,
-        id=id_name,
+        id=table.id,
         time=table.time or columns.time,
         features=tuple(features),
         # A row is one token.
         split=None,
         categorical=tuple(dict.fromkeys((*(columns.categorical or ()), *words))) or None,
-        label_split=None
-        if targets is None or not targets.ordered
-        else columns.label_split or "characters",
+        label_split=(columns.label_split or "characters") if is_ordered else None,
     )
-    about = (*notes, *feature_notes)
-    if columns.wants_labels and columns.label is not None:
-        about = (f"label column: {quote(columns.label)} (named)", *about)
-    notes = (*filter(None, [roles.time_note]), *table.notes, *notes, *feature_notes)
-    records = Records(
-        values, table.offsets, table.ids, classes, tags, channels, path, notes, used, targets, more
-    )
-    return replace(records, roles=RoleNotes(roles.notes, about))
-
-
-def _choose_label(
-    table: SortedRows, columns: Columns, free: list[str]
-) -> tuple[str | None, tuple[str, ...]]:
-    """Return the label column (None if the task has no label) and notes for the user."""
-    path = table.path
-    if not columns.wants_labels:
-        return None, ()
-    if columns.label is not None:
-        for name in table.label_columns(columns.label):
-            check_named(path, "label", name, table.columns)
-        return columns.label, ()
-    _refuse_empty_label(table, free)
-    free = [name for name in free if name not in (columns.features or ())]
-    if TASKS[columns.task].label == "numbers":
-        fix = (
-            f"name it with {columns_argument('label')}; several, as in 'x,y', are learned together"
-        )
-        rule = "a file with a named label column, because any column of numbers may be the label"
-        raise UnfitColumnError(
-            f"{path}", f"no label column named among {quote_all(table.columns)}", rule, fix
-        )
-    kind = "column of words, or of integers"
-    candidates = free
-    if columns.task == "classify":
-        kind += ", the same in all rows of a sequence"
-        candidates = [name for name in free if table.constant(name).all()]
-    numbers = {name: table.numbers(name) for name in candidates}
-    words = [name for name in candidates if numbers[name][1].any()]
-    finite = [name for name in candidates if np.isfinite(numbers[name][0]).all()]
-    integers = [name for name in finite if (np.rint(numbers[name][0]) == numbers[name][0]).all()]
-    if columns.task == "classify" and not words:
-        # Integers may be something else than the label, if a column with the name of one is nearly
-        # a label.
-        _check_almost_constant(
-            table, [name for name in free if not integers or name.lower() in ROLE_NAMES["label"]]
-        )
-    label, note = choose_column(path, "label", words or integers, kind, table.columns)
-    return label, (note,)
-
-
-def _refuse_empty_label(table: SortedRows, names: list[str]) -> None:
-    """Raise a DataError if all columns with the name of a label are empty, so that another column
-    would be taken.
-    """
-    labels = [name for name in names if name.lower() in ROLE_NAMES["label"]]
-    if labels and all(np.isin(table.words(name), MISSING_WORDS).all() for name in labels):
-        raise empty_label(table.path, labels[0])
-
-
-def _check_almost_constant(table: SortedRows, names: list[str]) -> None:
-    """Raise a DataError for a column of words that has the name of a label, or is constant in most
-    sequences.
-    """
-    count = len(table.ids)
-    sequence = np.repeat(np.arange(count), np.diff(table.offsets))
-    changing = {
-        name: len(np.unique(sequence[~table.constant(name)]))
-        for name in names
-        if table.numbers(name)[1].any()
-    }
-    for name in sorted(changing, key=lambda name: changing[name])[:1]:
-        if 2 * changing[name] <= count or name.lower() in ROLE_NAMES["label"]:
-            _check_one_label(table, name)
-
-
-def _check_one_label(table: SortedRows, name: str) -> None:
-    """Raise a DataError for the first row whose label differs from that of its sequence."""
-    differs = ~table.constant(name)
-    if differs.any():
-        row = int(differs.argmax())
-        first = table.columns[name].text(int(table.offsets[place_of(table.offsets, row)[0]]))
-        fix = f"correct it, or pass {columns_argument('task', 'tag')} for a label per row"
-        rule = "one label in all rows of a sequence"
-        after = f", after {quote(first)}"
-        table.check(differs, name, rule, fix, "the label {}", after)
 
 
 def _free_features(
@@ -229,69 +186,71 @@ def _without_words(table: SortedRows, features: list[str]) -> tuple[list[str], t
     return rest, (f"left out, because they are not numbers: {', '.join(words)}",)
 
 
+class _Read(NamedTuple):
+    """Values, ``(N, C)`` float32 or ``(N,)`` tokens, their channels, categories, and notes."""
+
+    values: npt.NDArray[Any]
+    channels: tuple[str, ...]
+    features: tuple[Feature, ...]
+    notes: tuple[str, ...]
+
+
 def _features(
     table: SortedRows, names: list[str], columns: Columns, is_tokens: bool | None
-) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[Feature, ...], tuple[str, ...]]:
-    """Return values, ``(N, C)`` float32 or ``(N,)`` tokens, their channels, features of categories,
-    and notes.
-    """
+) -> _Read:
+    """Read the columns of features."""
     if not names:
-        fix = f"add one, or name it with {columns_argument('features')}"
-        rule = "a file with at least one feature column"
-        fixes = {}
-        if columns.task != "forecast":
-            fix = f"{fix}; without labels, pass {argument('task', 'forecast')}"
-            fixes = {"task": "forecast"}
-        raise refused(table.path, Refusal("no feature column", rule, fix, fixes))
-    numbers: dict[str, npt.NDArray[np.float32]] = {}
-    words: list[str] = []
-    for name in names:
-        column, odd = table.numbers(name)
-        if odd.any() and name not in (columns.categorical or ()):
-            rule = (
-                "decimal points, or with one decimal mark per column if the separator is no comma"
-            )
-            fix = "write points in all numbers, without marks of thousands; or commas, and semicolons between entries"
-            fix += f"; without signs such as % and $; or name categories with {columns_argument('categorical')}"
-            table.check(
-                odd & decimals.have_other_marks(_marked(table.columns[name], odd)), name, rule, fix
-            )
-        has_words = _has_words(name, odd, columns, is_tokens is None)
-        if len(names) == 1:
-            has_words = (
-                has_words or bool(odd.mean() >= 0.5 or columns.tokens)
-                if is_tokens is None
-                else is_tokens
-            )
-        if has_words:
-            words.append(name)
-        else:
-            numbers[name] = _as_features(table, name, column, odd)
-    if not numbers:
-        first, *others = words
-        values = table.words(first)
-        channels = tuple[str, ...]()
-        table.check(
-            values == "",
-            first,
-            "a token in each row",
-            "fill it, or remove the row",
-            "the missing token {}",
-        )
-        notes = [f"the entries of {quote(first)} are taken as tokens"]
-    else:
-        values = np.stack(list(numbers.values()), axis=1)
-        channels = tuple(numbers)
+        raise refused(table.path, _no_feature(columns))
+    words = [name for name in names if _are_words(table, name, columns, is_tokens, len(names))]
+    numbers = [name for name in names if name not in words]
+    if numbers:
+        values: npt.NDArray[Any] = np.empty((len(table.rows), len(numbers)), dtype=np.float32)
+        for at, name in enumerate(numbers):
+            values[:, at] = _as_features(table, name)
         others = words
         notes = [f"features: {', '.join(numbers)}"]
+    else:
+        first, *others = words
+        values = table.words(first)
+        fix = "fill it, or remove the row"
+        table.check(values == "", first, "a token in each row", fix, "the missing token {}")
+        notes = [f"the entries of {quote(first)} are taken as tokens"]
     if others:
         notes.append(f"features that are categories: {', '.join(others)}")
-    return (
-        values,
-        channels,
-        tuple(Feature(name, table.words(name)) for name in others),
-        tuple(notes),
-    )
+    features = tuple(Feature(name, table.words(name)) for name in others)
+    return _Read(values, tuple(numbers), features, tuple(notes))
+
+
+def _no_feature(columns: Columns) -> Refusal:
+    fix = f"add one, or name it with {option('features')}"
+    rule = "a file with at least one feature column"
+    if columns.task == "forecast":
+        return Refusal("no feature column", rule, fix)
+    fix = f"{fix}; without labels, pass {argument('task', 'forecast')}"
+    return Refusal("no feature column", rule, fix, {"task": "forecast"})
+
+
+def _are_words(
+    table: SortedRows, name: str, columns: Columns, is_tokens: bool | None, count: int
+) -> bool:
+    """Return True for a column of categories, or the tokens of one of ``count`` columns."""
+    odd = table.numbers(name)[1]
+    is_categorical = name in (columns.categorical or ())
+    if odd.any() and not is_categorical:
+        _check_marks(table, name, odd)
+    if count > 1:
+        return _has_words(name, odd, columns, is_tokens is None)
+    if is_tokens is not None:
+        return is_tokens
+    return is_categorical or bool(odd.mean() >= 0.5 or columns.tokens)
+
+
+def _check_marks(table: SortedRows, name: str, odd: Bools) -> None:
+    """Raise a DataError for a number with other marks than the file's."""
+    rule = "decimal points, or with one decimal mark per column if the separator is no comma"
+    fix = "write points in all numbers, without marks of thousands; or commas, and semicolons between entries"
+    fix += f"; without signs such as % and $; or name categories with {option('categorical')}"
+    table.check(odd & decimals.have_other_marks(_marked(table.columns[name], odd)), name, rule, fix)
 
 
 def _has_words(name: str, odd: Bools, columns: Columns, guess: bool = True) -> bool:
@@ -299,12 +258,11 @@ def _has_words(name: str, odd: Bools, columns: Columns, guess: bool = True) -> b
     return name in (columns.categorical or ()) or (guess and bool(odd.mean() > 0.5))
 
 
-def _as_features(
-    table: SortedRows, name: str, numbers: npt.NDArray[np.float64], odd: Bools
-) -> npt.NDArray[np.float32]:
+def _as_features(table: SortedRows, name: str) -> npt.NDArray[np.float32]:
     """Convert the numbers of a column; raise a DataError for the first word."""
-    fix = f"correct it, name the features with {columns_argument('features')}"
-    fix += f", or those that are categories with {columns_argument('categorical')}"
+    numbers, odd = table.numbers(name)
+    fix = f"correct it, name the features with {option('features')}"
+    fix += f", or those that are categories with {option('categorical')}"
     table.check(odd, name, "a number, or a word in a column of words", fix)
     return as_float32(numbers)
 
@@ -312,14 +270,10 @@ def _as_features(
 def _static_feature(table: SortedRows, name: str, columns: Columns) -> Feature:
     """Read a column with one value per sequence, which is the same in all its rows."""
     rule = "the same in all rows of a sequence"
-    fix = f"correct it, or pass the column as {columns_argument('features')}"
+    fix = f"correct it, or pass the column as {option('features')}"
     table.check(~table.constant(name), name, rule, fix, after=", after another entry")
-    numbers, odd = table.numbers(name)
-    values = (
-        table.words(name)
-        if _has_words(name, odd, columns)
-        else _as_features(table, name, numbers, odd)
-    )
+    is_words = _has_words(name, table.numbers(name)[1], columns)
+    values = table.words(name) if is_words else _as_features(table, name)
     return Feature(name, values[table.offsets[:-1]], per_sequence=True)
 
 
@@ -327,14 +281,16 @@ def _with_gaps(
     table: SortedRows, values: npt.NDArray[Any], channels: tuple[str, ...]
 ) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
     """Append the time since the previous element as a channel."""
-    option = argument("time_gaps", value=True, of="Columns")
+    gaps_option = option("time_gaps", value=True)
     if table.time is None:
-        fix = f"name the column with {columns_argument('time')}"
-        raise data_error(table.path, f"no time column for {option}", "data with a time column", fix)
+        fix = f"name the column with {option('time')}"
+        raise data_error(
+            table.path, f"no time column for {gaps_option}", "data with a time column", fix
+        )
     if values.dtype == object:
         raise data_error(
             table.path,
-            f"tokens, and {option}",
+            f"tokens, and {gaps_option}",
             "a file of numbers, with this option",
             "leave it out",
         )
@@ -344,22 +300,38 @@ def _with_gaps(
     return np.concatenate([values, gaps[:, None]], axis=1), (*channels, TIME_GAP)
 
 
-def _labels(
-    table: SortedRows, columns: Columns, label: str
-) -> tuple[tuple[str, ...] | None, Entries | None, Targets | None]:
-    """Return classes per sequence, classes per element, or targets; the others are None."""
+class Labels(NamedTuple):
+    """Classes per sequence, classes per element, or targets; the others are None."""
+
+    labels: tuple[str, ...] | None = None
+    tags: Entries | None = None
+    targets: Targets | None = None
+
+
+NO_LABELS = Labels()
+
+
+def _labels(table: SortedRows, columns: Columns, label: str) -> Labels:
+    """Read the labels of a task."""
     if TASKS[columns.task].label != "class":
-        return None, None, _targets(table, columns, label)
+        return Labels(targets=_targets(table, columns, label))
     entries = table.words(label)
     fix = "fill it, or remove the row"
-    table.check(
-        np.isin(entries, MISSING_WORDS), label, "a label in each row", fix, "the missing label {}"
-    )
+    is_missing = np.isin(entries, MISSING_WORDS)
+    table.check(is_missing, label, "a label in each row", fix, "the missing label {}")
     refuse_spaces(table.path, set(entries.tolist()), label)
     if columns.task == "tag":
-        return None, entries, None
+        return Labels(tags=entries)
     _check_one_label(table, label)
-    return tuple(entries[table.offsets[:-1]].tolist()), None, None
+    return Labels(tuple(entries[table.offsets[:-1]].tolist()))
+
+
+def _check_one_label(table: SortedRows, label: str) -> None:
+    """Raise a DataError for the first row whose label differs from that of its sequence."""
+    ids = () if table.id is None else (table.id,)
+    refusal = one_label(Facts(table.columns), label, ids, table.rows)
+    if refusal is not None:
+        raise refused(table.path, refusal)
 
 
 def _targets(table: SortedRows, columns: Columns, label: str) -> Targets:

@@ -12,17 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, require
+from raglane.data.assemble.errors import refused
 from raglane.data.assemble.times import Unread, in_words, joined_ids, times_of
-from raglane.data.records import Columns, offsets_of, place_of
+from raglane.data.names import (
+    MISSING_WORDS,
+    TIME_NAMES,
+)
+from raglane.data.records import Columns, offsets_of, option, place_of
 from raglane.data.roles import Facts, Refusal, Roles
-from raglane.data.roles.rules import MOST_REPEATED, TIME_NAMES, option, series_columns, taken
-from raglane.data.sources.files import columns_argument, data_error, refused
+from raglane.data.roles.rules import MOST_REPEATED, series_columns, taken
+from raglane.data.sources.files import data_error
+from raglane.data.sources.short_rows import check_ends
 from raglane.data.typed.column import Bools, Column, Floats, Integers, Typed, Written, numbers_in
 from raglane.data.typed.dates import gaps_in
 from raglane.data.typed.decimals import Entries
 
-# Spellings of a missing id or label, which may be a word such as NA.
-MISSING_WORDS = ("", "NaN")
 # A soft hyphen, a space without width, a word joiner, and a byte order mark.
 _INVISIBLE = "\u00ad\u200b\u2060\ufeff"
 _is_invisible = re.compile(f"[{_INVISIBLE}]")
@@ -42,6 +46,8 @@ class SortedRows:
     rows: Integers
     offsets: Integers
     ids: tuple[str | int, ...]
+    # The column of ids; None for rows that are one series.
+    id: str | None
     # The column that orders the rows of a sequence, and its numbers or dates.
     time: str | None
     times: npt.NDArray[Any]
@@ -120,15 +126,17 @@ def grouped(
     times = (
         np.arange(len(rows)) if time is None else _times(path, joined[time], time, rows, columns)
     )
-    order = np.lexsort((times, codes))
     words = [str(word) for word in ids]
     names: tuple[str | int, ...] = (
         tuple(map(int, words)) if all(map(is_plain, words)) else tuple(words)
     )
     offsets = offsets_of(np.bincount(codes, minlength=len(ids)))
-    is_sorted = bool((order == np.arange(len(order))).all())
-    sorted_columns = joined if is_sorted else _taken(joined, order)
-    result = SortedRows(path, sorted_columns, rows[order], offsets, names, time, times[order])
+    if not _are_sorted(codes, times):
+        order = np.lexsort((times, codes))
+        joined = _taken(joined, order)
+        rows = rows[order]
+        times = times[order]
+    result = SortedRows(path, joined, rows, offsets, names, id_name, time, times)
     if time is None:
         return replace(result, notes=_unused(columns))
     result = _without_repeats(result, columns, Facts(table), roles)
@@ -137,12 +145,21 @@ def grouped(
     return replace(result, notes=(*result.notes, *_gap_notes(result, columns)))
 
 
+def _are_sorted(codes: Integers, times: npt.NDArray[Any]) -> bool:
+    """Return True for rows that are sorted by sequence, and in each by time."""
+    before = codes[:-1]
+    after = codes[1:]
+    if (after < before).any():
+        return False
+    return not ((times[1:] < times[:-1]) & (after == before)).any()
+
+
 def _unused(columns: Columns) -> tuple[str, ...]:
     """Return the note about options of times, for rows without a time."""
     names = [name for name in ("time_format", "duplicate_times") if getattr(columns, name)]
     if not names:
         return ()
-    return (f"not used, since there is no time column: {', '.join(map(columns_argument, names))}",)
+    return (f"not used, since there is no time column: {', '.join(map(option, names))}",)
 
 
 def _taken(table: Mapping[str, Column], rows: Integers) -> dict[str, Column]:
@@ -209,6 +226,7 @@ def _without_repeats(table: SortedRows, columns: Columns, facts: Facts, roles: R
         table.rows[starts],
         offsets_of(np.bincount(sequence[starts], minlength=len(table.ids))),
         table.ids,
+        table.id,
         table.time,
         table.times[starts],
         (f"{share} and {how}",),
@@ -243,7 +261,7 @@ def _refused_repeats(
         ids = ",".join(keys[0])
         fix = f"name the ids of the series with {option('id', ids)}, with which no time repeats"
         return Refusal(got, rule, f"{fix}; {keep}", {"id": ids})
-    feature = f"if {quote(time)} is a feature, name it with {columns_argument('features')}"
+    feature = f"if {quote(time)} is a feature, name it with {option('features')}"
     fix = f"remove one of the rows, or correct {quote(time)}; {keep}; {feature}"
     return Refusal(got, rule, fix, {"duplicate_times": "keep"})
 
@@ -260,7 +278,7 @@ def _check_other_times(table: SortedRows, columns: Columns) -> None:
         # An unread one is a feature or a label, which is checked later.
         if not isinstance(times, Unread) and ((times[1:] < times[:-1]) & same).any():
             got = f"the columns {quote(table.time)} and {quote(name)}, which order the rows differently"
-            fix = f"name the right one with {columns_argument('time')}"
+            fix = f"name the right one with {option('time')}"
             raise data_error(table.path, got, "a file with one order of the rows", fix)
 
 
@@ -292,6 +310,14 @@ def refuse_spaces(path: Path, words: set[str], name: str) -> None:
 def is_plain(word: str) -> bool:
     """Return True for the canonical decimal form of a whole number of at most 18 digits."""
     return word.isascii() and word.isdigit() and (word == "0" or word[0] != "0") and len(word) < 19
+
+
+def check_rows(path: Path, table: Mapping[str, Column], rows: Sequence[int] | Integers) -> None:
+    """Raise a DataError for a row that lacks its last entries, or repeats the header; ``rows`` are
+    the numbers of the rows in the file.
+    """
+    check_ends(path, table, rows)
+    check_header_once(path, table, rows)
 
 
 def check_header_once(

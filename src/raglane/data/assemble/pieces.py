@@ -7,30 +7,27 @@ format.
 
 from __future__ import annotations
 
-import codecs
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from raglane.data.records import Columns, Records, Skipped, Targets, offsets_of
 from raglane.data.records import joined as joined_features
-from raglane.data.sources.files import Format, check_readable, check_text, opened
+from raglane.data.sources.files import BYTES, ROWS
+from raglane.data.sources.lines import Line, Start
 from raglane.data.store.fragments import Layout
 from raglane.errors import DataError
 
-# Maximum bytes and rows of a piece: enough to amortise the calls of libraries, and small in
-# comparison to a program.
-BYTES, ROWS = 1 << 24, 1 << 16
+Result = TypeVar("Result")
 
 # A piece that begins with this many bad rows is given up.
 _MOST_BAD = 1_000
-
-Start = tuple[int, ...]
-"""The position of a piece in a file, in numbers that depend on the format; () is the beginning."""
 
 ON_BAD_ROW = ("raise", "skip")
 # The file that lists skipped rows.
@@ -95,34 +92,6 @@ def without_bad_elements(piece: Piece, bad: list[Skipped] | None, location: str)
     numbers: list[int] = []
     deque(sift(piece.elements, bad, location=location, numbers=numbers), maxlen=0)
     return piece.without(numbers)
-
-
-@dataclass(frozen=True)
-class Line:
-    """A line of a text: its number from 1, its content, and the position of its end in bytes."""
-
-    number: int
-    content: bytes
-    end: int
-
-
-def lines_of(path: Path, start: Start = ()) -> Iterator[Line]:
-    """Yield the lines of a text that are not blank."""
-    check_readable(path)
-    with opened(path) as file:
-        if start:
-            file.seek(start[0])
-        elif mark := file.read(4):
-            # UTF-16 is refused for the whole file, because its lines cannot be found.
-            check_text(
-                path, mark if mark.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else b""
-            )
-            file.seek(len(codecs.BOM_UTF8) if mark.startswith(codecs.BOM_UTF8) else 0)
-        end = file.tell()
-        for number, content in enumerate(file, start=start[1] if start else 1):
-            end += len(content)
-            if not content.isspace():
-                yield Line(number, content.rstrip(b"\n"), end)
 
 
 def line_pieces(
@@ -214,17 +183,29 @@ def _alike(records: Records, layout: Layout) -> Records:
     return records
 
 
-def read_kept(format: Format, path: Path, columns: Columns) -> Records:
-    """Read a file without the rows that break a rule."""
+def attempt(read: Callable[[], Result]) -> Result | DataError:
+    """Return what is read, or the error of a row that breaks a rule, so that rows can be left
+    out.
+    """
     try:
-        return format.read(path, columns)
+        return read()
     except DataError as error:
-        first = error
+        return error
+
+
+def read_kept(
+    path: Path, columns: Columns, read: Callable[[], Records], pieces: Iterable[Piece]
+) -> Records:
+    """Read a file without the rows that break a rule: as a whole, or else in pieces."""
+    whole = attempt(read)
+    if isinstance(whole, Records):
+        return whole
+    first = whole
     alike = Alike()
     skipped = list[Skipped]()
     count = 0
     kept: list[Records] = []
-    for piece in format.pieces(path, columns, ()):
+    for piece in pieces:
         bad: list[Skipped] = []
         rows = piece.count if piece.elements is None else piece.elements.count
         piece = without_bad_elements(piece, bad, str(path))
@@ -265,19 +246,23 @@ def _concatenated(parts: Sequence[Records]) -> Records:
     first = next((part for part in parts if len(part.values)), parts[0])
     # Records without elements may have another dtype.
     full = [part.values for part in parts if len(part.values)] or [first.values]
-    targets = [part.targets.values for part in parts if part.targets is not None]
     tags = [part.tags for part in parts if part.tags is not None]
     return replace(
         first,
         values=np.concatenate(full),
         offsets=offsets_of(np.concatenate([part.lengths for part in parts])),
-        ids=None if first.ids is None else tuple(name for part in parts for name in part.ids or ()),
-        labels=None
-        if first.labels is None
-        else tuple(label for part in parts for label in part.labels or ()),
+        ids=_chained([part.ids for part in parts]),
+        labels=_chained([part.labels for part in parts]),
         tags=np.concatenate(tags) if tags else None,
-        targets=None
-        if first.targets is None
-        else replace(first.targets, values=np.concatenate(targets)),
+        targets=_joined_targets([part.targets for part in parts]),
         features=joined_features([part.features for part in parts]),
     )
+
+
+def _joined_targets(parts: Sequence[Targets | None]) -> Targets | None:
+    some = [part for part in parts if part is not None]
+    return replace(some[0], values=np.concatenate([part.values for part in some])) if some else None
+
+
+def _chained(parts: Sequence[tuple[Any, ...] | None]) -> tuple[Any, ...] | None:
+    return None if parts[0] is None else tuple(chain.from_iterable(part or () for part in parts))

@@ -6,8 +6,7 @@ A row is an element, a sequence with a column per step, or a text.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,177 +15,33 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, quote, require
-from raglane.data.assemble.arrow import arrow_types, is_list, is_text
 from raglane.data.assemble.elements import records_of_rows
-from raglane.data.assemble.grouping import check_header_once
-from raglane.data.assemble.lists import choose, kinds_of, records_of
+from raglane.data.assemble.errors import refused
+from raglane.data.assemble.grouping import check_rows
+from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.padding import note_padding
 from raglane.data.assemble.pieces import Piece
-from raglane.data.records import Columns, Records
-from raglane.data.roles import Facts, Refusal, Roles, Shape, decide
-from raglane.data.roles.decide import TEXT_NAMES
-from raglane.data.roles.rules import (
-    PERIOD_NAMES,
-    ROLE_NAMES,
-    ROW_ID_NAMES,
-    TIME_NAMES,
-    option,
-    parts_of,
-)
-from raglane.data.roles.steps import NO_STEPS, NUMBERED, Steps, steps_of
-from raglane.data.sources.files import data_error, id_column, is_named, refused
-from raglane.data.sources.short_rows import check_ends, note_ends
+from raglane.data.records import Columns, Records, option
+from raglane.data.roles import Facts, Refusal, Roles, Shape, decide_rows
+from raglane.data.roles.decide import is_word
+from raglane.data.roles.rules import parts_of
+from raglane.data.roles.steps import NO_STEPS, Steps
+from raglane.data.sources.files import data_error
+from raglane.data.sources.short_rows import note_ends
 from raglane.data.typed import decimals
-from raglane.data.typed.column import Column, Typed, Written, is_bytes
-from raglane.errors import UnfitColumnError
+from raglane.data.typed.column import Column, Floats, Written
 from raglane.tasks import TASKS
-
-Load = Callable[[list[str]], Any]  # returns an Arrow table with some of its columns
-
-
-def read_table(
-    path: Path,
-    schema: Any,
-    load: Load,
-    columns: Columns,
-    lines: npt.NDArray[np.int64] | None = None,
-) -> Records:
-    """Read an Arrow table; ``lines`` numbers its rows, for messages."""
-    if (table := columns_of(path, schema, load, columns)) is not None:
-        records = read_columns(path, table, columns)
-        others = ", ".join(name for name in kinds_of(path, schema) if name not in table)
-        return (
-            replace(records, notes=(f"left out, nested or unnamed: {others}", *records.notes))
-            if others
-            else records
-        )
-    chosen = choose(path, schema, columns)
-    return records_of(path, load(chosen.names), chosen, columns, lines)
-
-
-def read_columns(path: Path, table: Mapping[str, Column], columns: Columns) -> Records:
-    """Read typed columns, from a file or a table: decide their roles, and make records."""
-    roles = roles_of(path, Facts(table), columns)
-    if roles.shape is Shape.TEXTS:
-        return _whole_rows(path, table, _with_texts(columns, roles), roles)
-    if roles.shape is Shape.STEPS:
-        return _wide_rows(path, table, columns, roles)
-    records = records_of_rows(path, table, columns, roles)
-    # A guessed time column is not required of other files, nor is an id column.
-    used = replace(records.columns, time=columns.time, id=",".join(roles.id) or None)
-    notes = (*filter(None, [roles.id_note]), *records.notes)
-    return replace(records, notes=notes, columns=used)
 
 
 def roles_of(path: Path, facts: Facts, columns: Columns) -> Roles:
     """Return the roles of the columns of a table; raise a DataError if they cannot be told."""
-    decision = decide(facts, columns)
+    decision = decide_rows(facts, columns)
     if isinstance(decision, Refusal):
         raise refused(path, decision)
     return decision
 
 
-def _with_texts(columns: Columns, roles: Roles) -> Columns:
-    return replace(columns, sequence=roles.sequence, label=columns.label or roles.label)
-
-
-def element_columns(path: Path, schema: Any, load: Load, columns: Columns) -> list[str]:
-    """Return the columns of an Arrow table whose rows are elements, or sequences with a column per
-    step; else [].
-    """
-    kinds = kinds_of(path, schema)
-    names = [
-        name
-        for name, kind in kinds.items()
-        if not arrow_types().is_nested(kind) and is_named(name, columns)
-    ]
-    if columns.sequence is not None or any(map(is_list, kinds.values())):
-        return []
-    texts = {name for name in names if is_text(kinds[name])}
-    if _are_rows_named(kinds, columns, texts):
-        return names
-    # Texts called "sequence" are sequences, such as those of genes.
-    eligible = [name for name in names if name not in texts or name.lower() != "sequence"]
-    name, _ = id_column(path, columns, names, eligible, ROW_ID_NAMES)
-    ids = None if name is None else _valid(load([name])).column(0)
-    if ids is not None:
-        ids = ids.cast(getattr(ids.type, "storage_type", ids.type))  # Arrow does not compare UUIDs
-    # Several texts may have one id, e.g. the reviews of a user.
-    documents = texts.intersection(
-        name for name in names if name.lower() in (*ROLE_NAMES["sequence"], *TEXT_NAMES)
-    )
-    if (
-        ids is not None
-        and len(ids.unique()) < len(ids)
-        and not any(_are_sentences(load([own])) for own in documents)
-    ):
-        return names
-    if columns.task == "forecast" and name is None and texts < set(names):
-        # Texts with numbers and times may be the ids of series.
-        decision = decide(Facts(_typed(path, load(names))), columns)
-        is_panel = isinstance(decision, Refusal) and "id" in decision.fixes
-        if is_panel or (isinstance(decision, Roles) and decision.shape is Shape.ELEMENTS):
-            return names
-    # Without three numbered columns, the table need not be read, and may have bytes.
-    is_step = sum(map(bool, map(NUMBERED.fullmatch, names))) > 2
-    with suppress(UnfitColumnError):
-        # A step of whole numbers looks like a label.
-        label = choose(path, schema, columns).label
-        is_step &= (
-            label not in (None, columns.label) and NUMBERED.fullmatch(label or "") is not None
-        )
-    if not is_step:
-        return []
-    facts = Facts(_typed(path, load(names)))
-    return names if steps_of(facts, columns, () if name is None else (name,)).columns else []
-
-
-def _are_rows_named(kinds: Mapping[str, Any], columns: Columns, texts: set[str]) -> bool:
-    """Return True if options, or the lack of texts, tell that rows are no whole sequences."""
-    # A forecast needs no id, and times of JSON are texts.
-    usual = (*TIME_NAMES, *PERIOD_NAMES) if columns.task == "forecast" else ()
-    times = {name for name in texts if name.lower() in usual}
-    ids = parts_of(columns.id, kinds) if columns.id is not None else ()
-    has_time = columns.time is not None and set(parts_of(columns.time, kinds)) <= set(kinds)
-    has_features = bool(set(columns.features or ()) & set(kinds) - texts)
-    return columns.wide or has_time or has_features or texts == times or len(ids) > 1
-
-
-def columns_of(path: Path, schema: Any, load: Load, columns: Columns) -> dict[str, Column] | None:
-    """Return the typed columns of an Arrow table, or None if a row is a sequence in a list or a
-    text.
-    """
-    names = element_columns(path, schema, load, columns)
-    return _typed(path, load(names)) if names else None
-
-
-def _valid(table: Any) -> Any:
-    """Return a table after a test of its buffers, because Arrow reads wrong offsets without one."""
-    table.validate(full=True)
-    return table
-
-
-def _are_sentences(table: Any) -> bool:
-    """Return True if most texts of a column have several words."""
-    texts = _valid(table).column(0).drop_null().to_pylist()
-    return 2 * sum(" " in text.strip() for text in texts) > len(texts)
-
-
-def _typed(path: Path, table: Any) -> dict[str, Column]:
-    """Return the columns of an Arrow table; raise a DataError for bytes."""
-    if _valid(table).num_rows == 0:
-        raise data_error(path, "no rows", "a file with at least one sequence", "check the file")
-    columns: dict[str, Column] = {}
-    for name in table.column_names:
-        if is_bytes(table.column(name).type):
-            rule = "a table of texts, numbers and booleans"
-            got = f"bytes in the column {quote(name)}"
-            raise data_error(path, got, rule, "decode them, e.g. with .str.decode()")
-        columns[str(name)] = Typed(table.column(name))
-    return columns
-
-
-def _wide_rows(
+def wide_rows(
     path: Path, table: Mapping[str, Column], columns: Columns, roles: Roles, first: int = 0
 ) -> Records:
     """Read rows that are a sequence each, with a step per column; missing entries at the end of a
@@ -295,42 +150,43 @@ def _is_filled(column: Column, columns: Columns) -> npt.NDArray[np.bool_]:
     return odd | ~np.isnan(numbers)
 
 
-def _whole_rows(
+def whole_rows(
     path: Path, entries: Mapping[str, Column], columns: Columns, roles: Roles, first: int = 0
 ) -> Records:
     """Read rows that are a text each, with a label and static features, as an Arrow table."""
     arrow = require("pyarrow", "data")
     rows = range(first, first + len(next(iter(entries.values()))))
-    check_ends(path, entries, rows)
-    check_header_once(path, entries, rows)
+    check_rows(path, entries, rows)
     table: dict[str, Any] = {
-        name: arrow.array(column.words().tolist(), "string") for name, column in entries.items()
+        name: arrow.array(entries[name].words().tolist(), "string") for name in roles.names
     }
-    numeric = {columns.label: "a finite number"} if TASKS[columns.task].label == "numbers" else {}
-    words = list(columns.categorical or ())
-    for name in columns.static or ():
-        if name not in words and name in entries and entries[name].numbers()[1].mean() > 0.5:
-            words.append(name)
-        elif name not in words:
-            numeric[name] = "a number, or a word in a column of words"
+    static = [name for name in roles.static if name not in (columns.categorical or ())]
+    words = [name for name in static if is_word(Facts(entries), name, columns)]
+    numeric = {
+        name: "a number, or a word in a column of words" for name in static if name not in words
+    }
+    if TASKS[columns.task].label == "numbers" and roles.label is not None:
+        numeric[roles.label] = "a finite number"
     for column, rule in numeric.items():
-        if column is not None and column in entries:
-            numbers, odd = entries[column].numbers()
-            if odd.any():
-                row = int(odd.argmax())
-                got = f"{quote(entries[column].text(row))} in data row {first + row}"
-                fix = "correct it, or remove the row"
-                raise data_error(path, f"{got}, column {quote(column)}", f"a file with {rule}", fix)
-            table[column] = arrow.array(numbers)
-    columns = replace(columns, categorical=tuple(words) or None)
-    texts = arrow.table(table)
-    chosen = choose(path, texts.schema, columns)
-    records = records_of(path, texts.select(chosen.names), chosen, columns, first=first)
-    note = f"each row is a sequence, the text of {quote(chosen.sequence)}"
-    free = [name for name in entries if name != chosen.id]
+        table[column] = arrow.array(_numbers_only(path, entries[column], column, rule, first))
+    categorical = tuple(dict.fromkeys((*(columns.categorical or ()), *words))) or None
+    asked = replace(columns, categorical=categorical)
+    records = records_of(path, arrow.table(table), roles, asked, first=first)
+    note = f"each row is a sequence, the text of {quote(roles.sequence)}"
+    free = [name for name in entries if name not in roles.id]
     unused = _note_unused(free, records.columns, len(records))
     notes = (note, *filter(None, [roles.note]), *records.notes, *unused)
     return replace(records, notes=notes, label_kinds=None)
+
+
+def _numbers_only(path: Path, column: Column, name: str, rule: str, first: int) -> Floats:
+    """Return a column of numbers; raise a DataError for the first word."""
+    numbers, odd = column.numbers()
+    if odd.any():
+        row = int(odd.argmax())
+        got = f"{quote(column.text(row))} in data row {first + row}, column {quote(name)}"
+        raise data_error(path, got, f"a file with {rule}", "correct it, or remove the row")
+    return numbers
 
 
 def row_piece(path: Path, table: Mapping[str, Column], columns: Columns, roles: Roles) -> Piece:
@@ -340,7 +196,7 @@ def row_piece(path: Path, table: Mapping[str, Column], columns: Columns, roles: 
     def read(low: int, high: int) -> Records:
         rows = {name: column.take(slice(low, high)) for name, column in table.items()}
         if roles.shape is Shape.TEXTS:
-            return _whole_rows(path, rows, _with_texts(columns, roles), roles, low)
-        return _wide_rows(path, rows, columns, roles, low)
+            return whole_rows(path, rows, columns, roles, low)
+        return wide_rows(path, rows, columns, roles, low)
 
     return Piece(count, read, (count,), lambda row: f"data row {row}")

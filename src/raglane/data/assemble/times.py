@@ -8,7 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
-from raglane.data.roles.rules import NO_TIME, Refusal, option
+from raglane.data.names import (
+    NO_TIME,
+)
+from raglane.data.records import option
+from raglane.data.roles.rules import Refusal
 from raglane.data.typed import dates, decimals
 from raglane.data.typed.column import Column
 from raglane.data.typed.decimals import Entries

@@ -117,7 +117,7 @@ def since_observed(
     return times.reshape(absent.shape)
 
 
-def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
+def mark_missing(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
     """Make the input of :class:`raglane.nn.GRUD` from sequences with missing values.
 
     Scale the values first, so that 0 is the mean of each channel.
@@ -140,11 +140,11 @@ def observations(batch: Ragged, gaps: Ragged | None = None) -> Ragged:
     Example:
         >>> series = Ragged([torch.tensor([[1.0], [torch.nan], [3.0]])])
         >>> gaps = Ragged([torch.tensor([0.0, 2.0, 0.5])])
-        >>> observations(series, gaps).values.tolist()
+        >>> mark_missing(series, gaps).values.tolist()
         [[1.0, 0.0, 0.0], [1.0, 1.0, 2.0], [3.0, 0.0, 2.5]]
     """
     check_ragged("batch", batch)
-    refuse_jit_trace("a call of observations")
+    refuse_jit_trace("a call of mark_missing")
     if len(batch.feature_shape) != 1 or not batch.values.is_floating_point():
         got = f"{batch.values.dtype} values of shape {tuple(batch.values.shape)}"
         raise ShapeError(

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import replace
 
-from raglane._utils.messages import argument, quote, quote_all
-from raglane.data.records import Columns
-from raglane.data.roles.facts import Facts
-from raglane.data.roles.rules import (
-    ID,
+from raglane._utils.messages import argument, quote, quote_all, require
+from raglane.data.names import (
     ROLE_NAMES,
-    Choice,
-    Refusal,
-    first,
-    option,
-    time_rules,
+    TEXT_NAMES,
 )
+from raglane.data.records import Columns, option
+from raglane.data.roles.facts import Facts
+from raglane.data.roles.labels import label_of
+from raglane.data.roles.lists import decide_lists
+from raglane.data.roles.roles import Roles, Shape
+from raglane.data.roles.rows import rows_are_elements
+from raglane.data.roles.rules import ID, Choice, Refusal, first, time_rules
 from raglane.data.roles.steps import NO_STEPS, Steps, described, row_id, steps_of, unused_steps
+from raglane.data.typed.arrow import is_bytes
 from raglane.tasks import TASKS
 
-# Names of a column of texts in a file without ids.
-TEXT_NAMES = ("text", "sentence", "document", "question", "review")
 # Names of the texts, and of their transcriptions, of a table of two columns.
 _SOURCE_NAMES = (*ROLE_NAMES["sequence"], *TEXT_NAMES, "word", "source", "grapheme", "graphemes")
 _TARGET_NAMES = (
@@ -31,46 +29,11 @@ _TARGET_NAMES = (
 )
 
 
-class Shape(StrEnum):
-    """The kinds of rows."""
-
-    ELEMENTS = "an element"
-    STEPS = "a sequence, with a column per step"
-    TEXTS = "a text"
-
-
-@dataclass(frozen=True)
-class Roles:
-    """The roles of the columns of a table whose cells are numbers and words.
-
-    ``id`` and ``time`` are () for rows without ids, or in order; several columns are joined.
-    ``notes`` tell the user which rule chose each.
-    """
-
-    shape: Shape
-    id: tuple[str, ...] = ()
-    time: tuple[str, ...] = ()
-    sequence: str | None = None
-    label: str | None = None
-    steps: Steps = NO_STEPS
-    id_note: str = ""
-    time_note: str = ""
-    note: str = ""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The notes about the rows, each one line."""
-        ids = self.id_note
-        if self.id and not ids:
-            ids = f"id column: {', '.join(map(quote, self.id))} (named)"
-        return tuple(filter(None, (ids, self.note, self.time_note)))
-
-
 def decide(facts: Facts, columns: Columns) -> Roles | Refusal:
     """Return the roles of the columns of a table, or why they cannot be told.
 
-    ``columns`` names the columns of the user, and the task. The features and the label of rows that
-    are elements are chosen when the rows are sorted.
+    ``columns`` names the columns of the user, and the task. The features of rows that are elements
+    are chosen when the rows are sorted.
 
     Example:
         >>> from raglane.data.typed.column import written
@@ -79,11 +42,51 @@ def decide(facts: Facts, columns: Columns) -> Roles | Refusal:
         >>> roles.shape.value, roles.id, roles.id_note
         ('an element', ('id',), "id column: 'id' (by its name)")
     """
+    roles = decide_rows(facts, columns)
+    return roles if isinstance(roles, Refusal) else with_label(facts, columns, roles)
+
+
+def with_label(facts: Facts, columns: Columns, roles: Roles) -> Roles | Refusal:
+    """Return the roles of rows with the label of rows that are elements or have steps."""
+    if roles.shape in (Shape.LISTS, Shape.TEXTS):
+        return roles
+    others = (*roles.id, *roles.time, *roles.steps.names, *(columns.static or ()))
+    cells = facts.only(facts.cells(columns)) if facts.kinds else facts
+    ids = None if roles.shape is Shape.STEPS else roles.id
+    label = label_of(cells, columns, ids, others)
+    if isinstance(label, Refusal):
+        return label
+    name = ",".join(label.names) or None
+    return replace(roles, label=name, about=tuple(filter(None, [label.note])))
+
+
+def decide_rows(facts: Facts, columns: Columns) -> Roles | Refusal:
+    """Return the roles of a table without the label of rows that are elements or have steps."""
+    if facts.kinds:
+        return _decide_typed(facts, columns)
+    return _decide_cells(facts, columns)
+
+
+def _decide_typed(facts: Facts, columns: Columns) -> Roles | Refusal:
+    """Decide about columns of types, of which some may hold lists."""
+    if not rows_are_elements(facts, columns, _decide_cells):
+        return decide_lists(facts, columns)
+    names = facts.cells(columns)
+    odd = next((name for name in names if is_bytes(facts.kinds[name])), None)
+    if odd is not None:
+        rule = "a table of texts, numbers and booleans"
+        fix = "decode them, e.g. with .str.decode()"
+        return Refusal(f"bytes in the column {quote(odd)}", rule, fix)
+    return _decide_cells(facts.only(names), columns)
+
+
+def _decide_cells(facts: Facts, columns: Columns) -> Roles | Refusal:
+    """Decide about columns of numbers and words."""
     texts = _texts(facts, columns)
     if isinstance(texts, Refusal):
         return texts
     if texts is not None:
-        return texts
+        return _text_rows(facts, columns, texts)
     ids = first(ID[:2], facts, columns)
     if isinstance(ids, Refusal):
         return ids
@@ -92,6 +95,27 @@ def decide(facts: Facts, columns: Columns) -> Roles | Refusal:
     if steps.columns or columns.wide:
         return _rows_of_steps(facts, columns, ids, steps)
     return _elements(facts, columns)
+
+
+def _text_rows(facts: Facts, columns: Columns, texts: Roles) -> Roles | Refusal:
+    """Return the roles of rows that are a text each, as in a table with types."""
+    label = columns.label or texts.label
+    asked = replace(columns, sequence=texts.sequence, label=label)
+    arrow = require("pyarrow", "data")
+    numbers = {label} if TASKS[columns.task].label == "numbers" else set()
+    numbers |= {name for name in columns.static or () if not is_word(facts, name, columns)}
+    kinds = {name: arrow.float64() if name in numbers else arrow.string() for name in facts}
+    roles = decide_lists(Facts(facts.columns, kinds), asked)
+    if isinstance(roles, Refusal):
+        return roles
+    return replace(roles, shape=Shape.TEXTS, note=texts.note)
+
+
+def is_word(facts: Facts, name: str, columns: Columns) -> bool:
+    """Return True for a feature of texts that is a category."""
+    if name in (columns.categorical or ()):
+        return True
+    return name in facts.columns and facts.share_of_words(name) > 0.5
 
 
 def _elements(facts: Facts, columns: Columns) -> Roles | Refusal:

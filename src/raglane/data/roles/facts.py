@@ -6,16 +6,21 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
-from raglane.data.typed.column import Column, Integers
+from raglane.data.records import Columns, is_named
+from raglane.data.typed.arrow import arrow_types, explode, is_list, is_text
+from raglane.data.typed.column import Bools, Column, Integers, Typed
 from raglane.data.typed.dates import is_clock, share_of_dates
 
 # The most columns of ids that are looked for together.
 _MOST_IDS = 3
 # The most columns that are tried as ids.
 _MOST_TRIED = 12
+# The number of rows in which dates are looked for first.
+_FEW = 100
 # The first rows, which are tried before all.
 _SAMPLE = 4096
 
@@ -25,6 +30,9 @@ _has_digit = re.compile(r"\d").search
 class Facts:
     """The facts of a table: ``columns`` by name, all of one length.
 
+    ``kinds`` are the Arrow types of the columns, of which some may hold lists; {} for a table of
+    texts. ``count`` is the number of rows, if it is known before a column is read.
+
     Example:
         >>> from raglane.data.typed.column import written
         >>> facts = Facts({"a": written(["x", "x"]), "b": written(["1", "2"])})
@@ -32,10 +40,20 @@ class Facts:
         (False, True, True)
     """
 
-    def __init__(self, columns: Mapping[str, Column]) -> None:
+    def __init__(
+        self,
+        columns: Mapping[str, Column],
+        kinds: Mapping[str, Any] | None = None,
+        count: int | None = None,
+    ) -> None:
         self.columns = columns
+        self.kinds: Mapping[str, Any] = kinds or {}
+        self._count = count
+        self._parts: dict[tuple[str, ...], Facts] = {}
+        self._firsts: dict[tuple[str, ...], Integers] = {}
         self.share_of_words = cache(self._share_of_words)
         self.share_of_dates = cache(self._share_of_dates)
+        self.is_constant_in = cache(self._is_constant_in)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.columns)
@@ -48,7 +66,25 @@ class Facts:
     @cached_property
     def count(self) -> int:
         """The number of rows."""
+        if self._count is not None:
+            return self._count
         return len(next(iter(self.columns.values()), ()))
+
+    def cells(self, columns: Columns) -> list[str]:
+        """Return the columns with a name whose entries are neither lists nor objects."""
+        return [
+            name
+            for name in self
+            if is_named(name, columns)
+            and (name not in self.kinds or not arrow_types().is_nested(self.kinds[name]))
+        ]
+
+    def only(self, names: Iterable[str]) -> Facts:
+        """Return the facts of some columns, whose cells are numbers and words."""
+        key = tuple(names)
+        if key not in self._parts:
+            self._parts[key] = Facts({name: self.columns[name] for name in key}, count=self.count)
+        return self._parts[key]
 
     def _share_of_words(self, name: str) -> float:
         """Return the share of entries that are neither numbers nor missing."""
@@ -59,7 +95,13 @@ class Facts:
         column = self.columns[name]
         if column.times() is not None:
             return 1.0
-        return share_of_dates(column.words()) if self.share_of_words(name) else 0.0
+        if not self.share_of_words(name):
+            return 0.0
+        # Most columns are no dates, and are not looked at as a whole.
+        some = column.take(np.arange(0, self.count, max(self.count // _FEW, 1))).words()
+        if any(map(str.strip, some.tolist())) and not share_of_dates(some):
+            return 0.0
+        return share_of_dates(column.words())
 
     def are_dates(self, name: str) -> bool:
         """Return True for a column that is mostly dates."""
@@ -77,7 +119,8 @@ class Facts:
         """Return True for a column that is mostly times of day, without a date."""
         if not self.share_of_words(name):
             return False
-        words = list(filter(None, self.columns[name].words()[:_SAMPLE].tolist()))
+        first = self.columns[name].take(slice(0, _SAMPLE)).words()
+        words = list(filter(None, first.tolist()))
         return sum(map(bool, map(is_clock, words))) > 0.5 * len(words)
 
     def have_digits(self, name: str) -> bool:
@@ -85,15 +128,27 @@ class Facts:
         column = self.columns[name]
         if column.times() is not None or not self.share_of_words(name):
             return True
-        return _has_digit("\n".join(column.words().tolist())) is not None
+        return _has_digit("\n".join(column.codes()[1].tolist())) is not None
 
     def is_whole(self, name: str) -> bool:
         """Return True if all entries are whole numbers."""
         numbers, odd = self.columns[name].numbers()
         return not odd.any() and bool((np.isfinite(numbers) & (np.rint(numbers) == numbers)).all())
 
+    def are_fractions(self, name: str) -> bool:
+        """Return True for a column of numbers, of which one has a fraction."""
+        numbers, odd = self.columns[name].numbers()
+        return not odd.any() and bool(np.isfinite(numbers).all() and (numbers % 1).any())
+
+    def are_empty(self, name: str, words: Sequence[str]) -> bool:
+        """Return True if all entries are missing, or one of these words."""
+        codes, different = self.columns[name].codes()
+        return bool(np.isin(different, words).all()) and len(codes) > 0
+
     def different(self, *names: str) -> int:
         """Return the number of different rows of some columns."""
+        if len(names) == 1:
+            return self.columns[names[0]].coded()[1]
         return int(self._joint(names).max(initial=-1)) + 1
 
     def is_unique(self, *names: str) -> bool:
@@ -109,6 +164,45 @@ class Facts:
         count = self.different(*ids)
         return count < self.count and self.different(*ids, name) == count
 
+    def numbered(self, *names: str) -> Integers:
+        """Number the different rows of some columns; all rows have 0 without a column."""
+        return self._joint(names)
+
+    def changes(self, name: str, *ids: str) -> Bools:
+        """Return for each row whether its entry differs from that of the first row of its id."""
+        if ids not in self._firsts:
+            joint = self._joint(ids)
+            firsts = np.empty(int(joint.max(initial=-1)) + 1, dtype=np.int64)
+            # The last assignment remains: that of the first row.
+            firsts[joint[::-1]] = np.arange(len(joint))[::-1]
+            self._firsts[ids] = firsts[joint]
+        return ~self.columns[name].same_as(self._firsts[ids])
+
+    def _is_constant_in(self, name: str, *ids: str) -> bool:
+        """Return True if all rows of an id have the same entry."""
+        if self.count > _SAMPLE and self._sample.changes(name, *ids).any():
+            return False
+        return not self.changes(name, *ids).any()
+
+    @cached_property
+    def _sample(self) -> Facts:
+        """The facts of the first rows, which rule many guesses out."""
+        first = {name: column.take(slice(0, _SAMPLE)) for name, column in self.columns.items()}
+        return Facts(first)
+
+    def lengths(self, name: str, split: str | None = None) -> Integers | None:
+        """Return the number of elements of each row of lists, or of words of each text; None if it
+        is not known, and for missing rows.
+        """
+        column = self.columns[name]
+        if not isinstance(column, Typed) or column.values.null_count:
+            return None
+        if is_list(column.values.type):
+            return explode(column.values)[0]
+        if not is_text(column.values.type) or split not in (None, "words"):
+            return None
+        return np.array([len(text.split()) for text in column.values.to_pylist()], dtype=np.int64)
+
     def most_alike(self, *names: str) -> int:
         """Return the number of rows with the most common entries of some columns."""
         return int(np.bincount(self._joint(names)).max(initial=0))
@@ -119,14 +213,12 @@ class Facts:
         Sets in which an entry has a single row on average are none: they would be row numbers.
         """
         tried = [name for name in names if 1 < self.different(name) <= self.count // 2]
-        first = {name: column.take(slice(0, _SAMPLE)) for name, column in self.columns.items()}
-        sample = Facts(first)
         for size in range(1, _MOST_IDS + 1):
             # The first rows rule most sets out.
             likely = [
                 key
                 for key in combinations(tried[:_MOST_TRIED], size)
-                if sample.is_unique(*key, *required)
+                if self._sample.is_unique(*key, *required)
             ]
             unique = [
                 key
@@ -139,8 +231,10 @@ class Facts:
 
     def _joint(self, names: Sequence[str]) -> Integers:
         """Number the different rows of some columns."""
-        joint = np.zeros(self.count, dtype=np.int64)
-        for name in names:
-            codes, different = self.columns[name].codes()
-            _, joint = np.unique(joint * len(different) + codes, return_inverse=True)
+        if not names:
+            return np.zeros(self.count, dtype=np.int64)
+        joint, _ = self.columns[names[0]].coded()
+        for name in names[1:]:
+            codes, count = self.columns[name].coded()
+            _, joint = np.unique(joint * count + codes, return_inverse=True)
         return joint

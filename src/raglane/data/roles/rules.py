@@ -6,39 +6,22 @@ it does not fit. No file is read here, and no path is known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from raglane._utils.messages import argument, count_of, quote, quote_all
-from raglane.data.records import Columns
-from raglane.data.roles.facts import Facts
-
-# Names of an id column, in lower case and in order of preference.
-ID_NAMES = (
-    *("id", "sequence_id", "series_id", "case_id", "sample_id", "uid", "unique_id", "item_id"),
-    *("patient_id", "subject_id", "meter_id", "user_id", "session_id"),
-    *("patient", "subject", "meter"),
+from raglane.data.names import (
+    CALENDAR_NAMES,
+    NO_TIME,
+    PERIOD_NAMES,
+    ROLE_NAMES,
+    ROW_ID_NAMES,
+    TIME_NAMES,
+    TOKEN_NAMES,
 )
-# The same in a table whose rows may be elements.
-ROW_ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
-
-# Among several candidates for the sequence or the label, the only one with one of these names is
-# chosen.
-ROLE_NAMES = {
-    "sequence": ("sequence", "input_ids", "token_ids", "tokens", "words", "text", "sentence"),
-    "label": ("label", "labels", "class", "target", "tags"),
-}
-
-# Names of a time column, in order of preference.
-TIME_NAMES = ("time", "timestamp", "datetime", "date", "step", "timestep", "time_step", "t", "ds")
-# Further ones, if no two elements of a sequence have the same entry.
-PERIOD_NAMES = ("day", "month", "quarter", "year")
-# Names of parts of a date: not the id of a series, even if there is one row for each and a time.
-_CALENDAR = (*TIME_NAMES, *PERIOD_NAMES, "hour", "minute", "second", "week", "weekday", "dayofweek")
-
-NO_TIME = "none"
-"""The value of the option of the time column for rows that are in order."""
+from raglane.data.records import LISTS, Columns, option
+from raglane.data.roles.facts import Facts
 
 # The largest share of rows with a time that repeats, which are kept without an option.
 MOST_REPEATED = 0.05
@@ -64,6 +47,8 @@ class Refusal:
     fix: str
     fixes: Mapping[str, str] = field(default_factory=dict)
     candidates: tuple[str, ...] = ()
+    # Whether no column has the type that the task needs, so that another task may fit.
+    is_unfit: bool = False
 
 
 class Rule(NamedTuple):
@@ -81,11 +66,6 @@ def first(rules: Iterable[Rule], facts: Facts, columns: Columns) -> Choice | Ref
     return None
 
 
-def option(name: str, value: str | None = None) -> str:
-    """Write an argument of Columns, or its option, for a message."""
-    return argument(name, value, of="Columns")
-
-
 def parts_of(name: str, present: Iterable[str]) -> tuple[str, ...]:
     """Return the column of this name, or else its parts between commas."""
     if name in present:
@@ -93,8 +73,19 @@ def parts_of(name: str, present: Iterable[str]) -> tuple[str, ...]:
     return tuple(name.strip() for name in name.split(","))
 
 
+def with_parts(columns: Columns, present: Collection[str]) -> Columns:
+    """Return columns in which a listed name that no column has is its parts between commas."""
+    changes: dict[str, Any] = {}
+    for role in LISTS:
+        names: tuple[str, ...] = getattr(columns, role) or ()
+        parts = tuple(part for name in names for part in parts_of(name, present))
+        if parts != names:
+            changes[role] = parts
+    return replace(columns, **changes) if changes else columns
+
+
 def taken(columns: Columns) -> set[str | None]:
-    """Return the columns that were named in another role than time."""
+    """Return the columns that were named in another role than time and sequence."""
     ids = columns.id.split(",") if columns.id is not None else ()
     return {
         columns.label,
@@ -106,15 +97,98 @@ def taken(columns: Columns) -> set[str | None]:
     }
 
 
-def _absent(role: str, name: str, facts: Facts) -> Refusal:
-    rule = f"a file with this column, but its columns are {quote_all(facts)}"
-    return Refusal(f"no column {quote(name)}", rule, f"pass one of them as {option(role)}")
+def absent(role: str, name: str, present: Iterable[str], count: int = 1) -> Refusal:
+    """Return the refusal of a column, one of ``count`` named in a role, that a table lacks."""
+    rule = f"a file with this column, but its columns are {quote_all(present)}"
+    fix = "pass one of them as"
+    if role == "label":
+        fix = "add it, use data without labels only to predict, or name another with"
+    elif count > 1:
+        fix = f"rename one, or name all {count} columns in their order, each with"
+    return Refusal(f"no column {quote(name)}", rule, f"{fix} {option(role)}")
 
 
 def _named(role: str, name: str, facts: Facts, note: str) -> Choice | Refusal:
     parts = parts_of(name, facts)
     missing = next((name for name in parts if name not in facts.columns), None)
-    return Choice(parts, note) if missing is None else _absent(role, missing, facts)
+    return Choice(parts, note) if missing is None else absent(role, missing, facts)
+
+
+def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
+    """Return True if the whole numbers of a column are tokens, and the note about it."""
+    is_tokens = columns.tokens
+    if is_tokens is None:
+        is_tokens = (
+            columns.task == "language"
+            or name.lower() in TOKEN_NAMES
+            or name in (columns.categorical or ())
+        )
+    kind = "tokens" if is_tokens else "numbers"
+    return is_tokens, f"the whole numbers of {quote(name)} are {kind} ({option('tokens')} chooses)"
+
+
+def only(
+    role: str, candidates: Sequence[str], kind: str, present: Iterable[str]
+) -> Choice | Refusal:
+    """Choose the only candidate for the column of a role, or the only one with a usual name."""
+    if len(candidates) == 1:
+        return Choice(
+            tuple(candidates), f"{role} column: {quote(candidates[0])} (the only candidate)"
+        )
+    usual = tuple(name for name in candidates if name.lower() in ROLE_NAMES[role])
+    if len(usual) == 1:
+        return Choice(usual, f"{role} column: {quote(usual[0])} (by its name)")
+    if candidates:
+        got = f"{len(candidates)} candidates for the {role} column: {quote_all(candidates)}"
+        rule = f"a file with one candidate for the {role} column"
+        fixes = {role: candidates[0]}
+        return Refusal(got, rule, f"name one with {option(role)}", fixes, tuple(candidates), True)
+    got = f"no candidate for the {role} column among its columns ({quote_all(present) or 'none'})"
+    names = f"{option('id')} and {option('features')}"
+    more = {"sequence": f"bytes and objects are no sequences; if rows are elements, pass {names}"}
+    forecast = argument("task", "forecast")
+    more["label"] = f"without labels, pass {forecast} to predict the next element"
+    fix = f"add one, or name it with {option(role)}; {more[role]}"
+    fixes = {"task": "forecast"} if role == "label" else {}
+    return Refusal(got, f"data with a {kind}", fix, fixes, is_unfit=True)
+
+
+def empty_label(name: str) -> Refusal:
+    """Return the refusal of a column with the name of a label that is empty in all rows."""
+    got = f"the column {quote(name)}, which is empty in all rows"
+    fix = f"fill it, or name another one with {option('label')}"
+    forecast = argument("task", "forecast")
+    fix = f"{fix}; without labels, pass {forecast} to predict the next element"
+    return Refusal(got, "data with a label in each row", fix)
+
+
+class Features(NamedTuple):
+    """The columns that were named as features of elements and of sequences."""
+
+    of_elements: tuple[str, ...]
+    of_sequences: tuple[str, ...]
+
+
+def named_features(columns: Columns, present: Sequence[str]) -> Features | Refusal:
+    """Return the named features, or why a name has no column or two roles."""
+    for several in LISTS:
+        names = getattr(columns, several) or ()
+        missing = next((name for name in names if name not in present), None)
+        if missing is not None:
+            return absent(several, missing, present, len(names))
+    others = {
+        "features": columns.features or (),
+        "sequence": (columns.sequence,),
+        "label": (columns.label,),
+    }
+    for name in columns.static or ():
+        role = next((role for role, names in others.items() if name in names), None)
+        if role is not None:
+            got = f"{quote(name)} as {option('static')} and as {option(role)}"
+            rule = "a file with one role per column"
+            return Refusal(got, rule, "leave one of the two out")
+    unique = (tuple(dict.fromkeys(names or ())) for names in (columns.features, columns.static))
+    return Features(*unique)
 
 
 # The id of a sequence, of a table whose rows are elements.
@@ -125,17 +199,21 @@ def _named_id(facts: Facts, columns: Columns) -> Choice | Refusal | None:
 
 
 def _usual_id(facts: Facts, columns: Columns) -> Choice | None:
-    times = parts_of(columns.time, facts) if columns.time is not None else ()
+    return usual_id(columns, facts, ROW_ID_NAMES)
+
+
+def usual_id(columns: Columns, eligible: Iterable[str], usual: Sequence[str]) -> Choice | None:
+    """Return the first eligible column with a usual name of ids."""
+    eligible = list(eligible)
+    times = parts_of(columns.time, eligible) if columns.time is not None else ()
     others = {
         *(columns.sequence, columns.label, *times),
         *(columns.features or ()),
         *(columns.static or ()),
     }
-    for usual in ROW_ID_NAMES:
-        for name in facts:
-            if name.lower() == usual and name not in others:
-                return Choice((name,), f"id column: {quote(name)} (by its name)")
-    return None
+    free = {name.lower(): name for name in reversed(eligible) if name not in others}
+    name = next((free[name] for name in usual if name in free), None)
+    return None if name is None else Choice((name,), f"id column: {quote(name)} (by its name)")
 
 
 def _panel(facts: Facts, columns: Columns) -> Choice | Refusal | None:
@@ -184,7 +262,7 @@ def series_columns(
 
 def _may_be_ids(facts: Facts, columns: Columns, times: Sequence[str]) -> list[str]:
     roles = {columns.label, *(columns.features or ()), *times}
-    others = (*_CALENDAR, *ROLE_NAMES["label"])
+    others = (*CALENDAR_NAMES, *ROLE_NAMES["label"])
     free = [name for name in facts if name not in roles and name.lower() not in others]
     return [name for name in free if not facts.are_dates(name)]
 

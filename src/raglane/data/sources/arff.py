@@ -9,22 +9,14 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from raglane._utils.messages import quote, require
-from raglane.data.assemble.lists import choose
-from raglane.data.assemble.pieces import Piece, Start
-from raglane.data.assemble.rows import read_columns, read_table
-from raglane.data.records import Columns, Records
-from raglane.data.sources.csv import column_pieces
 from raglane.data.sources.files import data_error, decode, read_bytes
-from raglane.data.sources.ipc import slices, table_piece
-from raglane.data.typed.column import Column, Written, numbers_in
+from raglane.data.sources.table import Table, whole_table
+from raglane.data.typed.column import Written, numbers_in
 
 _ATTRIBUTE = re.compile(
     r"""@attribute\s+('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S+)\s+(.+)""", re.IGNORECASE
@@ -33,33 +25,8 @@ _ATTRIBUTE = re.compile(
 _SERIES = "series"
 
 
-def read(path: Path, columns: Columns) -> Records:
-    """Read a file of attributes."""
-    table = _table(path)
-    if isinstance(table, dict):
-        return read_columns(path, table, columns)
-    return read_table(path, table.schema, table.select, _named(columns))
-
-
-def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """Yield pieces; a position is a row."""
-    table = _table(path)
-    if isinstance(table, dict):
-        yield from () if start else column_pieces(path, table, columns)
-        return
-    columns = _named(columns)
-    chosen = choose(path, table.schema, columns)
-    for row, rows in slices(table):
-        if not start or row >= start[0]:
-            yield table_piece(path, rows, chosen, columns, row, row + rows.num_rows)
-
-
-def _named(columns: Columns) -> Columns:
-    return replace(columns, sequence=columns.sequence or _SERIES)
-
-
-def _table(path: Path) -> Any:
-    """Return typed columns, or an Arrow table with a column of lists."""
+def table(path: Path) -> Table:
+    """Return the attributes of a file as columns, a relational one as a column of lists."""
     names, is_relational, first, lines = _header(path)
     rows = []
     for number, line in enumerate(lines, first):
@@ -81,11 +48,11 @@ def _table(path: Path) -> Any:
         for at, name in enumerate(names)
     }
     if is_relational is None:
-        table: dict[str, Column] = {name: Written(words) for name, words in entries.items()}
-        return table
+        return Table(path, {name: Written(words) for name, words in entries.items()})
     arrow = require("pyarrow", "data")
     series = [_channels(path, word) for word in entries.pop(is_relational)]
-    return arrow.table({_SERIES: series} | {name: list(words) for name, words in entries.items()})
+    words = {name: list(column) for name, column in entries.items()}
+    return whole_table(path, arrow.table({_SERIES: series} | words), usual={"sequence": _SERIES})
 
 
 def _header(path: Path) -> tuple[list[str], str | None, int, list[str]]:

@@ -14,22 +14,18 @@ several words, such as ``1-2``, and empty nodes, such as ``1.1``, are left out w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from raglane._utils.messages import argument, count_of, quote, quote_all, require
-from raglane.data.assemble.lists import choose, records_of
-from raglane.data.assemble.pieces import Piece, Start
-from raglane.data.records import LISTS, Columns, Records, offsets_of
-from raglane.data.sources.files import columns_argument, data_error, decode, read_bytes
-from raglane.data.sources.ipc import slices, table_piece
-from raglane.errors import UnfitColumnError
+from raglane._utils.messages import count_of, quote, quote_all, require
+from raglane.data.records import LISTS, offsets_of
+from raglane.data.sources.files import data_error
+from raglane.data.sources.table import Table, whole_table
+from raglane.data.typed.tags import are_entities, is_entity
 
 SUFFIXES = (".conll", ".conllu", ".conllx", ".conllup", ".iob", ".iob2", ".bio", ".bioes")
 ROLES = ("sequence", "label", "id", *LISTS)
@@ -40,7 +36,8 @@ _SPACES = re.compile(r"[ \t]+")
 _ID = re.compile(r"#\s*sent_id\s*=\s*(\S.*?)\s*")
 _is_number = re.compile(r"\d+").fullmatch
 _is_joint = re.compile(r"\d+[-.]\d+").fullmatch
-_is_entity = re.compile(r"[BIESLUM]-\S+").fullmatch
+# The column of the names of sentences.
+_SENTENCE = "sent_id"
 _DOCUMENT = "-DOCSTART-"
 _DOCUMENTS = re.compile(rf"^[ \t\ufeff]*{_DOCUMENT}", re.MULTILINE)
 # Lines of a text that decide whether it is CoNLL.
@@ -59,9 +56,10 @@ class _Line:
 
 
 @dataclass(frozen=True)
-class _Words:
+class Words:
     """The words of a file, in the lines ``numbers`` from 1, and their sentences."""
 
+    path: Path
     rows: list[list[str]]
     numbers: list[int]
     offsets: npt.NDArray[np.int64]
@@ -72,25 +70,23 @@ class _Words:
     notes: tuple[str, ...]
 
     def column(self, name: str) -> list[str]:
+        """Return the entries of a column."""
         at = self.names.index(name)
         return [row[at] for row in self.rows]
 
 
-def read(path: Path, columns: Columns) -> Records:
-    """Read a file of words."""
-    table, columns, notes = _table(path, columns)
-    chosen = choose(path, table.schema, columns)
-    records = records_of(path, table.select(chosen.names), chosen, columns)
-    return replace(records, notes=(*notes, *records.notes))
-
-
-def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """Yield pieces; a position is a sentence."""
-    table, columns, _ = _table(path, columns)
-    chosen = choose(path, table.schema, columns)
-    for row, rows in slices(table):
-        if not start or row >= start[0]:
-            yield table_piece(path, rows, chosen, columns, row, row + rows.num_rows)
+def table(words: Words) -> Table:
+    """Return a list of the entries of each column per sentence."""
+    arrow = require("pyarrow", "data")
+    offsets = arrow.array(words.offsets)
+    columns = {
+        name: arrow.LargeListArray.from_arrays(offsets, words.column(name)) for name in words.names
+    }
+    usual = {}
+    if words.ids:
+        columns[_SENTENCE] = arrow.array(words.ids)
+        usual["id"] = _SENTENCE
+    return whole_table(words.path, arrow.table(columns), words.notes, usual=usual)
 
 
 def is_conll(text: str) -> bool:
@@ -104,124 +100,7 @@ def is_conll(text: str) -> bool:
     if widths == {len(_UD)} and _are_numbered(lines):
         return True
     columns = list(zip(*(line.fields for line in lines), strict=True))
-    return any(map(_are_entities, (columns[0], columns[-1])))
-
-
-def filled(path: Path, columns: Columns, answers: Sequence[Sequence[str]]) -> bytes:
-    """Return the lines of a file with other labels in the label column, which is added if the file
-    has none.
-    """
-    text = decode(path, read_bytes(path))
-    words = _words_of(path, text)
-    name = _resolved(columns.label, words.names) or ""
-    at = words.names.index(name) if name in words.names else len(words.names)
-    labels = [str(label) for row in answers for label in row]
-    if len(labels) != len(words.rows):
-        got = f"{len(labels):,} labels for {len(words.rows):,} words"
-        raise data_error(path, got, "a file whose words all have a label", "write .jsonl")
-    lines = text.split("\n")
-    for row, number, label in zip(words.rows, words.numbers, labels, strict=True):
-        end = "\r" if lines[number - 1].endswith("\r") else ""
-        lines[number - 1] = words.mark.join([*row[:at], label, *row[at + 1 :]]) + end
-    return "\n".join(lines).encode()
-
-
-def _table(path: Path, columns: Columns) -> tuple[Any, Columns, tuple[str, ...]]:
-    """Return a table with a list of each column per sentence, the columns to read, and notes."""
-    words = _words_of(path, decode(path, read_bytes(path)))
-    if columns.task == "classify" and columns.wants_labels:
-        fix = f"pass {argument('task', 'tag')} for a label per word"
-        rule = "data with a label per sequence, for the task classify"
-        raise UnfitColumnError(f"{path}", "words with their labels", rule, fix)
-    columns, notes = _chosen(path, words, columns)
-    arrow = require("pyarrow", "data")
-    table = {
-        name: arrow.LargeListArray.from_arrays(arrow.array(words.offsets), words.column(name))
-        for name in words.names
-    }
-    if words.ids and columns.id is None:
-        table["sent_id"] = arrow.array(words.ids)
-        columns = replace(columns, id="sent_id")
-    return arrow.table(table), columns, (*words.notes, *notes)
-
-
-def _chosen(path: Path, words: _Words, columns: Columns) -> tuple[Columns, list[str]]:
-    """Return the columns to read by their names, and notes about guesses."""
-    named: dict[str, Any] = {
-        role: tuple(_resolved(name, words.names) or name for name in getattr(columns, role))
-        for role in LISTS
-        if getattr(columns, role) is not None
-    }
-    notes: list[str] = []
-    label = _resolved(columns.label, words.names)
-    if label is None and columns.wants_labels:
-        label, note = _label_of(path, words)
-        notes.append(note)
-    sequence = _resolved(columns.sequence, words.names)
-    if sequence is None and not columns.features:
-        others = {label, *_counts(words), *_constants(words)}
-        free = [name for name in words.names if name not in others]
-        sequence = (free or list(words.names))[0]
-        notes.append(f"the words are column {sequence} of {len(words.names)}")
-    return replace(columns, sequence=sequence, label=label, **named), notes
-
-
-def _resolved(name: str | None, names: Sequence[str]) -> str | None:
-    """Return the column of a name in any case of letters, or of a number from 1, or from the end if
-    it is negative.
-    """
-    if name is None or name in names:
-        return name
-    if re.fullmatch(r"-?\d{1,3}", name) and 0 < abs(int(name)) <= len(names):
-        return names[int(name) - (int(name) > 0)]
-    return next((other for other in names if other.lower() == name.lower()), name)
-
-
-def _label_of(path: Path, words: _Words) -> tuple[str, str]:
-    """Return the column of labels, and a note about it."""
-    counts = _counts(words)
-    free = [name for name in words.names if name not in counts]
-    entities = [name for name in free if _are_entities(words.column(name))]
-    usual = "UPOS" if "UPOS" in free else ""
-    label = usual or (entities or free or [""])[-1]
-    fix = f"add labels, or name another column with {columns_argument('label')}"
-    if words.has_more and not usual:
-        got = "sentences with different numbers of columns"
-        raise data_error(path, got, "a file whose labels are the last column", fix)
-    if len(free) < 2:
-        got = f"{count_of(len(free), 'column')} of words"
-        raise data_error(path, got, "a file with a column of labels", fix)
-    if set(words.column(label)) == {"_"}:
-        got = f"the column {label}, which is empty in all lines"
-        raise data_error(path, got, "a file with a label per word", fix)
-    last = f", the last of {', '.join(entities)}" if len(entities) > 1 and not usual else ""
-    return label, f"the labels are column {label}{last} ({columns_argument('label')} names another)"
-
-
-def _are_entities(labels: Sequence[str]) -> bool:
-    """Return True if all labels are parts of entities, and one has a type."""
-    different = set(labels) - {"O"}
-    return bool(different) and all(map(_is_entity, different))
-
-
-def _counts(words: _Words) -> list[str]:
-    """Return the columns that count the words of each sentence from 1, or of a document from 0."""
-    expected = np.arange(len(words.rows)) - np.repeat(words.offsets[:-1], np.diff(words.offsets))
-    counts = [list(map(str, (expected + first).tolist())) for first in (1, 0)]
-    return [name for name in words.names if words.column(name) in counts]
-
-
-def _constants(words: _Words) -> list[str]:
-    """Return the columns that have one entry in all words of a sentence, such as a document."""
-    starts = np.repeat(words.offsets[:-1], np.diff(words.offsets)).tolist()
-    if starts == list(range(len(starts))):
-        return []
-    columns = {name: words.column(name) for name in words.names}
-    return [
-        name
-        for name, column in columns.items()
-        if all(entry == column[start] for entry, start in zip(column, starts, strict=True))
-    ]
+    return any(map(are_entities, (columns[0], columns[-1])))
 
 
 def _lines_of(text: str) -> list[_Line]:
@@ -252,7 +131,7 @@ def _is_comment(line: _Line, widths: set[int], labels: set[str]) -> bool:
     if not line.is_comment or len(line.fields) < 2 or len(line.fields) not in widths:
         return line.is_comment
     label = line.fields[-1]
-    return label not in labels and not _is_entity(label)
+    return label not in labels and not is_entity(label)
 
 
 def _are_numbered(lines: list[_Line]) -> bool:
@@ -264,7 +143,7 @@ def _are_numbered(lines: list[_Line]) -> bool:
     return is_begin and sum(numbers) + sum(joint) == len(lines) and sum(numbers) > sum(joint)
 
 
-def _words_of(path: Path, text: str) -> _Words:
+def words_of(path: Path, text: str) -> Words:
     """Parse a file."""
     lines = _lines_of(text)
     comments = [line for line in lines if line.is_comment]
@@ -283,7 +162,8 @@ def _words_of(path: Path, text: str) -> _Words:
     most = max(len(line.fields) for line in words)
     if most > least:
         notes.append(f"left out: columns {least + 1} to {most}, which not all sentences have")
-    return _Words(
+    return Words(
+        path,
         [line.fields for line in words],
         [line.number for line in words],
         offsets_of(np.diff(starts)),

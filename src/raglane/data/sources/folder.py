@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, quote_all, require, shorten
-from raglane.data.assemble.arrow import is_list
-from raglane.data.assemble.pieces import Piece, Start
-from raglane.data.assemble.rows import read_columns, read_table
-from raglane.data.records import Columns, Records
-from raglane.data.roles.decide import TEXT_NAMES
-from raglane.data.roles.rules import ROLE_NAMES, ROW_ID_NAMES
-from raglane.data.sources import csv, ipc, npz, text
-from raglane.data.sources.files import (
-    columns_argument,
-    data_error,
-    decode,
-    open_error,
-    read_bytes,
-    suffix_of,
-    unused_notes,
+from raglane.data.names import (
+    ROLE_NAMES,
+    ROW_ID_NAMES,
+    TEXT_NAMES,
 )
+from raglane.data.records import Columns, option
+from raglane.data.sources import csv, ipc, npz, text
+from raglane.data.sources.files import data_error, decode, open_error, read_bytes, suffix_of
 from raglane.data.sources.layout import has_header, is_table, rows_of
-from raglane.data.typed.column import Column, Typed, Written
-from raglane.errors import UnfitColumnError
-from raglane.tasks import TASKS
+from raglane.data.sources.table import Table, whole_table
+from raglane.data.typed.arrow import is_list, lists
+from raglane.data.typed.column import Column, Typed, Written, concatenated
 
 _TABLES = (".csv", ".tsv", ".psv", ".tab", ".dat", ".data")
 _ARROW = (".parquet", ".pq", ".arrow", ".feather")
@@ -68,7 +60,7 @@ class _LabelTable:
 
 
 @dataclass(frozen=True)
-class _Files:
+class Files:
     """The files of the sequences, with the column and the entries of their labels."""
 
     path: Path
@@ -79,43 +71,27 @@ class _Files:
 
     @property
     def suffix(self) -> str:
+        """The suffix of all files."""
         return suffix_of(self.files[0])
 
     @property
     def ids(self) -> list[str]:
+        """The names of the files in the folder."""
         names = [file.relative_to(self.path) for file in self.files]
         return [str(name.with_suffix("") if suffix_of(name) in _KNOWN else name) for name in names]
 
-    def part(self, low: int, high: int) -> _Files:
+    def part(self, low: int, high: int) -> Files:
+        """Return some of the files."""
         return replace(self, files=self.files[low:high], labels=self.labels[low:high])
 
 
-def read(path: Path, columns: Columns) -> Records:
-    """Read a folder."""
-    files = _files_of(path, columns)
-    if files is None:
-        records = text.read_folder(path, columns)
-        notes = unused_notes(columns, (), "a folder with a text per class", records)
-        return replace(records, notes=(*records.notes, *notes))
-    return _read(files, columns)
+def table(path: Path, columns: Columns) -> Table | None:
+    """Return the sequences of a folder; None for a folder with a text per class."""
+    files = files_of(path, columns)
+    return None if files is None else table_of(files, columns)
 
 
-def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """Yield pieces; a position is the number of a file, or that of texts."""
-    files = _files_of(path, columns)
-    if files is None:
-        yield from text.folder_pieces(path, columns, start)
-    elif not start:
-        count = len(files.files)
-        yield Piece(
-            count,
-            lambda low, high: _read(files.part(low, high), columns),
-            (count,),
-            lambda row: files.files[row].name,
-        )
-
-
-def _files_of(path: Path, columns: Columns) -> _Files | None:
+def files_of(path: Path, columns: Columns) -> Files | None:
     """Return the files of a folder; None for texts that are classes."""
     every = _walked(path)
     table = None if columns.label_from_name else _label_table(every, columns)
@@ -130,7 +106,7 @@ def _files_of(path: Path, columns: Columns) -> _Files | None:
     files = [file for file in readable if suffix_of(file) == suffix]
     if columns.label_from_name is not None:
         labels = [_label_in(path, file, columns.label_from_name) for file in files]
-        how = f"a part of its name the class, by {columns_argument('label_from_name')}"
+        how = f"a part of its name the class, by {option('label_from_name')}"
         return _noted(path, every, files, _CLASS, labels, how)
     if table is not None:
         return _with_table(path, every, files, table)
@@ -174,7 +150,7 @@ def _label_in(path: Path, file: Path, pattern: str) -> str:
     match = re.search(pattern, name)
     if match is None:
         got = f"{quote(name)}, in which {quote(pattern)} finds nothing"
-        fix = f"correct {columns_argument('label_from_name')}, or remove the file"
+        fix = f"correct {option('label_from_name')}, or remove the file"
         raise data_error(path, got, "a folder of files with a label in each name", fix)
     return str(match[1] if match.re.groups else match[0])
 
@@ -221,13 +197,13 @@ def _column_of_labels(file: Path, names: list[str], columns: Columns) -> str:
     if len(names) == 1 or len(usual) == 1:
         return (usual or names)[0]
     got = f"{len(names)} candidates for the label column: {quote_all(names)}"
-    fix = f"name one with {columns_argument('label')}"
+    fix = f"name one with {option('label')}"
     raise data_error(file, got, "a table with one column of labels", fix)
 
 
 def _with_table(
     path: Path, every: Sequence[Path], files: Sequence[Path], table: _LabelTable
-) -> _Files:
+) -> Files:
     labels = table.labels
     labelled = [file for file in files if labels.keys() & {file.name, file.stem}]
     classes = [labels.get(file.name, labels.get(file.stem, "")) for file in labelled]
@@ -235,7 +211,7 @@ def _with_table(
     return _noted(path, others, labelled, table.label, classes, f"its label in {table.file.name}")
 
 
-def _with_folders(path: Path, every: Sequence[Path], files: list[Path], columns: Columns) -> _Files:
+def _with_folders(path: Path, every: Sequence[Path], files: list[Path], columns: Columns) -> Files:
     """Return files whose folder is the class, or which have no class."""
     inside = [file for file in files if file.parent != path]
     if 2 * len(inside) <= len(files):
@@ -261,7 +237,7 @@ def _check_folders(path: Path, files: Sequence[Path]) -> None:
     deep = next((file for file in files if file.parent.parent != path), None)
     if deep is not None:
         got = f"folders in folders, as {quote(deep.relative_to(path).as_posix())}"
-        pattern = columns_argument("label_from_name")
+        pattern = option("label_from_name")
         fix = f"find the class in this path with {pattern}, e.g. '^[^/]+'"
         raise data_error(path, got, "a folder of folders of files", fix)
 
@@ -273,7 +249,7 @@ def _noted(
     label: str | None,
     labels: list[str],
     how: str,
-) -> _Files:
+) -> Files:
     """Return files with notes about how they are read, and about those left out."""
     others = [file for file in every if file not in set(files)]
     kinds = Counter(suffix_of(file) or "without a suffix" for file in others)
@@ -287,53 +263,75 @@ def _noted(
     if others:
         names = shorten(", ".join(str(file.relative_to(path)) for file in others), 160)
         notes.append(f"left out: {count_of(len(others), 'file')}: {names}")
-    return _Files(path, list(files), label, labels, tuple(notes))
+    return Files(path, list(files), label, labels, tuple(notes))
 
 
-def _read(files: _Files, columns: Columns) -> Records:
-    """Read the files of sequences, or the parts of a table."""
+def table_of(files: Files, columns: Columns) -> Table:
+    """Return the files of sequences, or the parts of a table, as one table."""
     suffix = files.suffix
-    is_text = suffix in _TEXTS and not is_table(_head(files.files[0]))
     if suffix in _ARRAYS or suffix in _SOUNDS:
-        arrays = _arrays(files, columns)
-        records = _of_table(files, arrays, columns, next(iter(arrays)))
-    elif is_text:
+        return _with_labels(files, _arrays(files, columns))
+    if suffix in _TEXTS and not is_table(_head(files.files[0])):
         contents = [decode(file, read_bytes(file)) for file in files.files]
-        table = {"text": require("pyarrow", "data").array(contents, "large_string")}
-        records = _of_table(files, table, columns, "text")
-    else:
-        return _of_rows(files, columns)
-    return replace(records, notes=(*files.notes, *records.notes))
+        texts = require("pyarrow", "data").array(contents, "large_string")
+        return _with_labels(files, {"text": texts})
+    return _of_rows(files, columns)
 
 
-def _of_table(files: _Files, table: dict[str, Any], columns: Columns, sequence: str) -> Records:
-    """Make records of a table with a row per file."""
+def _with_labels(files: Files, columns: dict[str, Any]) -> Table:
+    """Return a table with a row per file."""
     arrow = require("pyarrow", "data")
-    table[_FILE] = arrow.array(files.ids)
+    declared = {"sequence": next(iter(columns)), "id": _FILE}
+    columns[_FILE] = arrow.array(files.ids)
     if files.label is not None:
-        labels: Any = files.labels
-        if TASKS[columns.task].label == "numbers":
-            labels = Written(np.array(labels, dtype=object)).numbers()[0]
-        table[files.label] = arrow.array(labels)
-    elif columns.wants_labels:
-        raise _unlabelled(files)
-    label = files.label or columns.label
-    columns = replace(columns, sequence=sequence, id=_FILE, label=label)
-    whole = arrow.table(table)
-    return read_table(files.path, whole.schema, whole.select, columns)
+        columns[files.label] = arrow.array(files.labels)
+        declared["label"] = files.label
+    unlabelled = _unlabelled(files) if files.label is None else None
+    content = arrow.table(columns)
+    return whole_table(files.path, content, files.notes, declared=declared, unlabelled=unlabelled)
 
 
-def _unlabelled(files: _Files) -> UnfitColumnError:
+def _unlabelled(files: Files) -> tuple[str, str, str]:
+    """Return what is wrong with files without labels, the rule and the fix."""
     got = f"{count_of(len(files.files), 'file')} ({files.suffix}) without labels"
-    rule = "a folder of files with a label each"
     fix = (
         "put the files of a class in a folder of its name, or add a table file,label; "
-        f"{columns_argument('label_from_name')} finds labels in the names"
+        f"{option('label_from_name')} finds labels in the names"
     )
-    return UnfitColumnError(f"{files.path}", got, rule, fix)
+    return got, "a folder of files with a label each", fix
 
 
-def _arrays(files: _Files, columns: Columns) -> dict[str, Any]:
+def _of_rows(files: Files, columns: Columns) -> Table:
+    """Read tables with a row per element, each a sequence; or the parts of a table."""
+    if suffix_of(files.files[0]) not in _ARROW and not has_header(_head(files.files[0])):
+        columns = replace(columns, no_header=columns.header is None)
+    notes = (_parts(files), *files.notes[1:])
+    if files.suffix in _ARROW and files.label is None:
+        whole = _arrow_parts(files)
+        if any(map(is_list, whole.schema.types)) or _has_texts(whole.column_names):
+            return whole_table(files.path, whole, notes)
+    tables = [_columns(file, columns) for file in files.files]
+    names = list(tables[0])
+    _check_alike(files, tables)
+    table = {name: concatenated([each[name] for each in tables]) for name in names}
+    has_ids = columns.id is not None or any(name.lower() in ROW_ID_NAMES for name in names)
+    if has_ids and files.label is None:
+        return Table(files.path, table, notes)
+    return _with_ids(files, table, [len(each[names[0]]) for each in tables])
+
+
+def _with_ids(files: Files, table: dict[str, Column], lengths: list[int]) -> Table:
+    """Return rows whose ids are the names of their files."""
+    ids = _FILE if _FILE not in table else "file name"
+    table = {ids: _repeated(files.ids, lengths), **table}
+    declared = {"id": ids}
+    if files.label is not None:
+        table[files.label] = _repeated(files.labels, lengths)
+        declared["label"] = files.label
+    return Table(files.path, table, files.notes, declared=declared)
+
+
+def _arrays(files: Files, columns: Columns) -> dict[str, Any]:
     """Return a column with the arrays of all files."""
     read = _sound if files.suffix in _SOUNDS else _array
     arrays = [read(file, columns) for file in files.files]
@@ -349,7 +347,7 @@ def _arrays(files: _Files, columns: Columns) -> dict[str, Any]:
         raise data_error(files.path, got, "a folder of arrays of equally many channels", fix)
     offsets = np.append(0, np.cumsum([len(array) for array, _ in arrays], dtype=np.int64))
     name = (columns.sequence if files.suffix == ".npz" else None) or "values"
-    return {name: npz.lists(offsets, np.concatenate([array for array, _ in arrays]))}
+    return {name: lists(offsets, np.concatenate([array for array, _ in arrays]))}
 
 
 def _array(file: Path, columns: Columns) -> tuple[npt.NDArray[Any], int]:
@@ -358,7 +356,7 @@ def _array(file: Path, columns: Columns) -> tuple[npt.NDArray[Any], int]:
         name = columns.sequence if columns.sequence in arrays else next(iter(arrays))
         if len(arrays) > 1 and name != columns.sequence:
             got = f"the arrays {quote_all(arrays)}"
-            fix = f"name one with {columns_argument('sequence')}"
+            fix = f"name one with {option('sequence')}"
             raise data_error(file, got, "a file of one array, in a folder of files", fix)
         array = arrays[name]
     else:
@@ -380,31 +378,11 @@ def _sound(file: Path, columns: Columns) -> tuple[npt.NDArray[Any], int]:  # noq
     return samples, int(rate)
 
 
-def _of_rows(files: _Files, columns: Columns) -> Records:
-    """Read tables with a row per element, each a sequence; or the parts of a table."""
-    if suffix_of(files.files[0]) not in _ARROW and not has_header(_head(files.files[0])):
-        columns = replace(columns, no_header=columns.header is None)
-    if files.suffix in _ARROW and files.label is None:
-        whole = _arrow_parts(files)
-        if any(map(is_list, whole.schema.types)) or _has_texts(whole.column_names):
-            records = read_table(files.path, whole.schema, whole.select, columns)
-            return replace(records, notes=(_parts(files), *files.notes[1:], *records.notes))
-    tables = [_table(file, columns) for file in files.files]
-    names = list(tables[0])
-    _check_alike(files, tables)
-    table = {name: _joined([each[name] for each in tables]) for name in names}
-    has_ids = columns.id is not None or any(name.lower() in ROW_ID_NAMES for name in names)
-    if has_ids and files.label is None:
-        records = read_columns(files.path, table, columns)
-        return replace(records, notes=(_parts(files), *files.notes[1:], *records.notes))
-    return _with_ids(files, table, [len(each[names[0]]) for each in tables], columns)
-
-
 def _has_texts(names: Sequence[str]) -> bool:
     return any(name.lower() in _SEQUENCES for name in names)
 
 
-def _check_alike(files: _Files, tables: Sequence[dict[str, Column]]) -> None:
+def _check_alike(files: Files, tables: Sequence[dict[str, Column]]) -> None:
     """Raise a DataError for the first file with other columns than the first."""
     names = set(tables[0])
     odd = next((at for at, table in enumerate(tables) if set(table) != names), None)
@@ -414,32 +392,18 @@ def _check_alike(files: _Files, tables: Sequence[dict[str, Column]]) -> None:
         raise data_error(files.path, got, "a folder of tables with the same columns", "add them")
 
 
-def _with_ids(
-    files: _Files, table: dict[str, Column], lengths: list[int], columns: Columns
-) -> Records:
-    """Read rows whose ids are the names of their files."""
-    ids = _FILE if _FILE not in table else "file name"
-    table = {ids: _repeated(files.ids, lengths), **table}
-    label = files.label or columns.label
-    if files.label is not None:
-        table[files.label] = _repeated(files.labels, lengths)
-    records = read_columns(files.path, table, replace(columns, id=ids, label=label))
-    used = replace(records.columns, id=columns.id)
-    return replace(records, notes=(*files.notes, *records.notes), columns=used)
-
-
 def _repeated(words: list[str], lengths: list[int]) -> Column:
     return Written(np.repeat(np.array(words, dtype=object), lengths))
 
 
-def _parts(files: _Files) -> str:
+def _parts(files: Files) -> str:
     return f"{count_of(len(files.files), 'file')} ({files.suffix}), the parts of one table"
 
 
-def _arrow_parts(files: _Files) -> Any:
+def _arrow_parts(files: Files) -> Any:
     """Return the tables of all files as one."""
     arrow = require("pyarrow", "data")
-    tables = [ipc.whole_table(file) for file in files.files]
+    tables = [ipc.whole(file) for file in files.files]
     odd = next(
         (at for at, each in enumerate(tables) if not each.schema.equals(tables[0].schema)), 0
     )
@@ -449,21 +413,9 @@ def _arrow_parts(files: _Files) -> Any:
     return arrow.concat_tables(tables)
 
 
-def _table(file: Path, columns: Columns) -> dict[str, Column]:
+def _columns(file: Path, columns: Columns) -> dict[str, Column]:
     """Return the typed columns of a file."""
     if suffix_of(file) not in _ARROW:
-        return csv.entries_of(file, columns)[0]
-    table = ipc.whole_table(file)
+        return dict(csv.table_of(file, columns).columns)
+    table = ipc.whole(file)
     return {name: Typed(table.column(name)) for name in table.column_names}
-
-
-def _joined(columns: Sequence[Column]) -> Column:
-    """Concatenate the entries of a column."""
-    if all(isinstance(column, Typed) for column in columns):
-        arrow = require("pyarrow", "data")
-        parts = [
-            arrow.table({"x": column.values}) for column in columns if isinstance(column, Typed)
-        ]
-        return Typed(arrow.concat_tables(parts, promote_options="permissive").column("x"))
-    entries = [column.entries for column in columns if isinstance(column, Written)]
-    return Written(np.concatenate(entries))

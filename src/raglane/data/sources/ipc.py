@@ -1,7 +1,7 @@
 """Memory-mapped Arrow files (Feather, Arrow IPC as a file or a stream), folders of ``raglane
 convert``, and Parquet.
 
-The columns are those of :mod:`raglane.data.assemble.lists`. The metadata of the sequence column may
+The columns are those of :mod:`raglane.data.roles.lists`. The metadata of the sequence column may
 contain the names of its channels: under ``raglane.channels``, a list in JSON.
 """
 
@@ -19,13 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import require, shorten
-from raglane.data.assemble.arrow import arrow_types, is_text
-from raglane.data.assemble.lists import Chosen, choose, records_of
-from raglane.data.assemble.pieces import BYTES, ROWS, Piece, Start
-from raglane.data.assemble.rows import columns_of, read_table
-from raglane.data.records import Columns, Records
-from raglane.data.sources.csv import column_pieces
-from raglane.data.sources.files import check_readable, data_error, open_error
+from raglane.data.records import Columns
+from raglane.data.sources.files import BYTES, ROWS, check_readable, data_error, open_error
+from raglane.data.sources.table import Table, arrow_table, whole_table
+from raglane.data.typed.arrow import arrow_types, is_text
 from raglane.errors import DataError
 
 CHANNELS = b"raglane.channels"
@@ -69,41 +66,43 @@ def described(path: Path) -> dict[str, Any]:
     return description
 
 
-def _files(
+def shards_of(
     path: Path, columns: Columns
-) -> tuple[list[tuple[Path, str | None]], Columns, Mapping[str, Any]]:
-    """Return the Arrow files of a path with their checksums, the columns, and the description of a
-    converted folder.
+) -> tuple[list[tuple[Path, str | None]], dict[str, Any], Mapping[str, Any]]:
+    """Return the Arrow files of a path with their checksums, and the attributes of Columns and the
+    description of a converted folder.
     """
     if not path.is_dir():
-        return [(path, None)], columns, {}
+        return [(path, None)], {}, {}
     description = described(path)
-    columns = with_names(columns, description["columns"])
     features = description.get("features", [])
     # A converted folder has other columns than its source: numbers of several columns are channels
     # of one.
-    roles: dict[str, Any] = {
+    told: dict[str, Any] = {
         role: tuple(name for name, per_sequence, _ in features if per_sequence == of_sequences)
         or None
         for role, of_sequences in (("features", False), ("static", True))
     }
-    categorical = tuple(name for name, _, is_numbers in features if not is_numbers) or None
-    columns = replace(
-        columns, sequence=description["columns"]["sequence"], categorical=categorical, **roles
-    )
-    return (
-        [(path / shard["file"], shard["checksums"]) for shard in description["shards"]],
-        columns,
-        description,
-    )
+    told["categorical"] = tuple(name for name, _, is_numbers in features if not is_numbers) or None
+    told["sequence"] = description["columns"]["sequence"]
+    told = unset(columns, description["columns"]) | told
+    files = [(path / shard["file"], shard["checksums"]) for shard in description["shards"]]
+    return files, told, description
 
 
 def with_names(columns: Columns, names: Mapping[str, Any]) -> Columns:
     """Fill the unset attributes of columns from stored ones."""
-    unset = {role: name for role, name in names.items() if getattr(columns, role) in (None, False)}
+    return replace(columns, **unset(columns, names))
+
+
+def unset(columns: Columns, names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the stored attributes that columns leave unset."""
+    missing = {
+        role: name for role, name in names.items() if getattr(columns, role) in (None, False)
+    }
     # JSON stores tuples as lists.
-    tuples = {role: tuple(name) for role, name in unset.items() if isinstance(name, list)}
-    return replace(columns, **unset | tuples)
+    tuples = {role: tuple(name) for role, name in missing.items() if isinstance(name, list)}
+    return missing | tuples
 
 
 @contextmanager
@@ -164,77 +163,6 @@ def slices(table: Any) -> Iterator[tuple[int, Any]]:
         yield start, table.slice(start, rows)
 
 
-def read(path: Path, columns: Columns) -> Records:
-    """Read an Arrow file or a converted folder."""
-    arrow = require("pyarrow", "data")
-    files, columns, description = _files(path, columns)
-    tables = [table_of(shard, expected) for shard, expected in files]
-    with readable(path, "Arrow"):
-        table = arrow.concat_tables(tables)
-        table.validate(full=True)
-        return named(read_table(path, table.schema, table.select, columns), table, description)
-
-
-def named(records: Records, table: Any, description: Mapping[str, Any] | None = None) -> Records:
-    """Set the names of channels from the metadata of a table, and the kinds of labels from a
-    description.
-    """
-    if description:
-        kinds = description.get("label_kinds")
-        records = replace(records, label_kinds=None if kinds is None else tuple(kinds))
-    sequence = records.columns.sequence
-    metadata = {} if sequence is None else table.schema.field(sequence).metadata or {}
-    if CHANNELS not in metadata or records.is_tokens:
-        return records
-    names = tuple(json.loads(metadata[CHANNELS]))
-    return replace(records, channels=names) if len(names) == len(records.channels) else records
-
-
-def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """Yield pieces; a position is a row."""
-    first = 0
-    files, columns, description = _files(path, columns)
-    for shard, expected in files:
-        table = table_of(shard, expected)
-        with readable(shard, "Arrow"):
-            entries = columns_of(shard, table.schema, table.select, columns)
-        if entries is not None:
-            yield from () if start else column_pieces(shard, entries, columns)
-            return
-        chosen = choose(shard, table.schema, columns)
-        for row, rows in slices(table):
-            if not start or first + row >= start[0]:
-                with readable(shard, "Arrow"):
-                    rows.validate(full=True)
-                yield table_piece(
-                    shard, rows, chosen, columns, row, first + row + rows.num_rows, description
-                )
-        first += table.num_rows
-
-
-def table_piece(
-    path: Path,
-    table: Any,
-    chosen: Chosen,
-    columns: Columns,
-    row: int,
-    end: int,
-    description: Mapping[str, Any] | None = None,
-) -> Piece:
-    """Return the piece of a table that begins at a row of its file and ends at position ``end``."""
-
-    def records(first: int, last: int) -> Records:
-        rows = table.select(chosen.names).slice(first, last - first)
-        with readable(path, "column"):
-            result = named(
-                records_of(path, rows, chosen, columns, first=row + first), table, description
-            )
-        # Later rows and files require the id column, even if it was guessed.
-        return replace(result, columns=replace(result.columns, id=chosen.id))
-
-    return Piece(table.num_rows, records, (end,), lambda place: f"row {row + place}")
-
-
 def parquet_file(path: Path, source: Any, **options: Any) -> Any:
     """Open a Parquet file, and check the rows of its row groups, which have no checksum."""
     file = require("pyarrow.parquet", "data").ParquetFile(
@@ -249,7 +177,7 @@ def parquet_file(path: Path, source: Any, **options: Any) -> Any:
     return file
 
 
-def whole_table(path: Path) -> Any:
+def whole(path: Path) -> Any:
     """Return all columns of an Arrow or Parquet file."""
     if not path.suffix.lower().startswith(".p"):
         return table_of(path)
@@ -258,39 +186,33 @@ def whole_table(path: Path) -> Any:
         return file.read()
 
 
-def read_parquet(path: Path, columns: Columns) -> Records:
-    """Read the used columns of a Parquet file."""
-    # pyarrow raises the same errors for missing and damaged files.
-    check_readable(path)
-    with readable(path, "Parquet"), parquet_file(path, path) as file:
-        return read_table(path, file.schema_arrow, file.read, columns)
-
-
-def parquet_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """Yield pieces of row groups; a position is a row."""
+def table(path: Path, columns: Columns) -> Table:
+    """Return the columns of an Arrow file, or of a converted folder."""
     arrow = require("pyarrow", "data")
-    check_readable(path)
-    # By default whole columns, of all row groups, are in memory at once.
-    small = {"pre_buffer": False, "buffer_size": 1 << 20}
-    with readable(path, "Parquet"), parquet_file(path, path, **small) as file:
-        if (entries := columns_of(path, file.schema_arrow, file.read, columns)) is not None:
-            yield from () if start else column_pieces(path, entries, columns)
-            return
-        chosen = choose(path, file.schema_arrow, columns)
-        row = 0
-        for number in range(file.metadata.num_row_groups):
-            group = file.metadata.row_group(number)
-            if start and row + group.num_rows <= start[0]:
-                row += group.num_rows
-                continue
-            rows = max(1, min(ROWS, BYTES * group.num_rows // max(group.total_byte_size, 1)))
-            for batch in file.iter_batches(rows, row_groups=[number], columns=chosen.names):
-                end = row + batch.num_rows
-                if not start or row >= start[0]:
-                    yield table_piece(
-                        path, arrow.Table.from_batches([batch]), chosen, columns, row, end
-                    )
-                row = end
+    files, told, description = shards_of(path, columns)
+    tables = [table_of(shard, expected) for shard, expected in files]
+    with readable(path, "Arrow"):
+        content = arrow.concat_tables(tables)
+        content.validate(full=True)
+    kinds = description.get("label_kinds")
+    return whole_table(
+        path, content, declared=told, label_kinds=None if kinds is None else tuple(kinds)
+    )
+
+
+def parquet_table(path: Path, file: Any = None) -> Table:
+    """Return the columns of a Parquet file, each read when it is first used; ``file`` is open."""
+    if file is None:
+        # pyarrow raises the same errors for missing and damaged files.
+        check_readable(path)
+        with readable(path, "Parquet"):
+            file = parquet_file(path, path)
+
+    def load(names: list[str]) -> Any:
+        with readable(path, "Parquet"):
+            return file.read(names)
+
+    return arrow_table(path, file.schema_arrow, file.metadata.num_rows, load)
 
 
 def damaged(path: Path, detail: str = "") -> DataError:

@@ -12,30 +12,19 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
-from raglane.data.assemble.lists import Chosen, choose, records_of
-from raglane.data.assemble.pieces import Line, Piece, Start, line_pieces, lines_of
-from raglane.data.assemble.rows import element_columns, read_table
-from raglane.data.records import Columns, Records
+from raglane.data.records import Columns, option
 from raglane.data.sources.documents import is_document, rows_in
-from raglane.data.sources.files import (
-    Parsed,
-    columns_argument,
-    data_error,
-    decode,
-    has_utf8,
-    read_bytes,
-)
+from raglane.data.sources.files import data_error, decode, has_utf8, read_bytes
+from raglane.data.sources.lines import Line, Start, lines_of
+from raglane.data.sources.table import Table, whole_table
 from raglane.errors import DataError
 
 # Maximum nesting. Sequences are at most lists of lists; unused keys may have deeper values.
@@ -49,30 +38,31 @@ _SPACE = re.compile(r"\s*")
 # Finds the ends of objects; numbers are parsed later.
 _SCANNER = json.JSONDecoder(parse_int=str, parse_float=str)
 
-# The key of a list; the number of rows that decide whether a row is an element.
-_LIST, _FIRST = re.compile(rb'":\s*\['), 10_000
-
 _HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-def read(path: Path, columns: Columns) -> Records:
-    """Read a file of JSON lines."""
-    return parse(path, columns)(columns)
+class _TwiceError(ValueError):
+    """A key that occurs twice in an object."""
 
 
-def parse(path: Path, columns: Columns) -> Parsed:  # noqa: ARG001
-    """Parse a file of JSON lines, once for all tasks."""
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object; raise for repeated keys, of which Python would silently keep the last."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise _TwiceError(next(name for name in row if counts[name] > 1))
+    return row
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
+
+
+def table(path: Path, columns: Columns) -> Table:
+    """Return the columns of a file, one per key."""
     text = decode(path, read_bytes(path))
     is_array = text.lstrip().startswith("[")
-    objects: dict[tuple[int, str], dict[str, Any]] = {}
-
-    def records(asked: Columns) -> Records:
-        rows = _array(path, text) if is_array else _objects(path, text, asked)
-        texts = [(number, row) for number, row in rows if row.strip()]
-        table, lines = _table(path, texts, asked, objects=objects)
-        return read_table(path, table.schema, table.select, asked, lines)
-
-    return records
+    rows = _array(path, text) if is_array else _objects(path, text, columns)
+    return table_of_lines(path, [(number, row) for number, row in rows if row.strip()])
 
 
 def _objects(path: Path, text: str, columns: Columns) -> Iterator[tuple[int, str]]:
@@ -83,31 +73,10 @@ def _objects(path: Path, text: str, columns: Columns) -> Iterator[tuple[int, str
     return enumerate(lines if rows is None else rows, 1)
 
 
-def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """Yield pieces; a position is a byte and a line. The first lines decide which columns are
-    read.
-    """
-    first: list[Chosen] = []
-
-    def records(lines: Sequence[Line]) -> Records:
-        texts = [(line.number, decode(path, line.content, line.number)) for line in lines]
-        table, numbers = _table(path, texts, columns, first[0].names if first else ())
-        chosen = first[0] if first else choose(path, table.schema, columns)
-        result = records_of(path, table.select(chosen.names), chosen, columns, numbers, first=None)
-        first.append(chosen)
-        # Later pieces require the id column, even if it was guessed.
-        return replace(result, columns=replace(result.columns, id=chosen.id))
-
-    if _begins_with_elements(path, columns):
-        rule = "a file whose rows are sequences, in order to be read in pieces"
-        raise data_error(path, "a row per element", rule, "write the rows as Parquet or CSV")
-    yield from line_pieces(_lines(path, columns, start), records)
-
-
-def _lines(path: Path, columns: Columns, start: Start = ()) -> Iterator[Line]:
+def rows_of(path: Path, columns: Columns, start: Start = ()) -> Iterator[Line]:
     """Yield the lines with an object, or the entries of an array or of one object."""
     first = [line.content.decode(errors="replace") for line in islice(lines_of(path), 2)]
-    rows: Iterable[tuple[int, str]] | None = None
+    rows: Iterator[tuple[int, str]] | None = None
     if first and first[0].lstrip().startswith("["):
         rows = _array(path, decode(path, read_bytes(path)))
     elif is_document(first) and (texts := rows_in(path, decode(path, read_bytes(path)), columns)):
@@ -119,20 +88,6 @@ def _lines(path: Path, columns: Columns, start: Start = ()) -> Iterator[Line]:
         for end, (number, row) in enumerate(rows, 1)
         if not start or end > start[0]
     )
-
-
-def _begins_with_elements(path: Path, columns: Columns) -> bool:
-    """Return True if the first rows are elements."""
-    if any(_LIST.search(line.content) for line in islice(_lines(path, columns), 1)):
-        return False
-    with suppress(DataError):  # of a bad row, which is found again
-        texts = [
-            (line.number, decode(path, line.content, line.number))
-            for line in islice(_lines(path, columns), _FIRST)
-        ]
-        table, _ = _table(path, texts, columns)
-        return bool(element_columns(path, table.schema, table.select, columns))
-    return False
 
 
 def _array(path: Path, text: str) -> Iterator[tuple[int, str]]:
@@ -174,90 +129,71 @@ def _blank(text: str, place: int) -> int:
     return place if match is None else match.end()
 
 
-def _table(
-    path: Path,
-    texts: Sequence[tuple[int, str]],
-    columns: Columns,
-    required: Sequence[str] = (),
-    objects: dict[tuple[int, str], dict[str, Any]] | None = None,
-) -> tuple[Any, npt.NDArray[np.int64]]:
-    """Return lines as a ``pyarrow.Table``, with a column per key and required name, and the line of
-    each row; ``objects`` keeps the parsed lines for the next call.
-    """
+def table_of_lines(
+    path: Path, texts: Sequence[tuple[int, str]], required: Sequence[str] = ()
+) -> Table:
+    """Return numbered lines as a table, with a column per key and required name."""
     arrow = require("pyarrow", "data")
-    decoder = json.JSONDecoder(object_pairs_hook=_object)
-    parsed = {} if objects is None else objects
+    rows = []
     for number, line in texts:
-        if (number, line) not in parsed:
-            parsed[number, line] = _row(path, decoder, line.strip(), number)
-    rows = [parsed[text] for text in texts]
+        row = row_of(path, line.strip(), number)
+        if isinstance(row, DataError):
+            raise row
+        rows.append(row)
     lines = [number for number, _ in texts]
     names = list(dict.fromkeys([*required, *(name for row in rows for name in row)]))
     _check_sparse(path, rows, names)
-    table: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
+    unread: dict[str, DataError] = {}
     for name in names:
         values = [row.get(name) for row in rows]
         if any(isinstance(_innermost(value), dict) for value in values):
             # Objects are ignored: no sequence is made of them, and a column per key might exceed
             # the memory.
-            table[name] = arrow.array([{}] * len(values), arrow.struct([]))
+            columns[name] = arrow.array([{}] * len(values), arrow.struct([]))
             continue
         try:
-            table[name] = arrow.array(values)
+            columns[name] = arrow.array(values)
         except (arrow.ArrowException, OverflowError, TypeError) as error:
-            # Unused columns may have any type.
-            features = (*(columns.features or ()), *(columns.static or ()))
-            used = (columns.sequence, columns.label, columns.id, *features, *required)
-            guessing = not required and (
-                columns.sequence is None or (columns.label is None and columns.wants_labels)
-            )
-            if guessing or name in used:
-                raise _mixed(path, name, values, lines) from error
-    return arrow.table(table), np.array(lines)
+            unread[name] = _caused(_mixed(path, name, values, lines), error)
+    content = arrow.table(columns)
+    return whole_table(path, content, lines=np.array(lines), unread=unread)
 
 
-class _TwiceError(ValueError):
-    """A key that occurs twice in an object."""
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make an object; raise for repeated keys, of which Python would silently keep the last."""
-    row = dict(pairs)
-    if len(row) < len(pairs):
-        counts = Counter(name for name, _ in pairs)
-        raise _TwiceError(next(name for name in row if counts[name] > 1))
-    return row
-
-
-def _row(path: Path, decoder: json.JSONDecoder, line: str, number: int) -> dict[str, Any]:
-    """Parse the object of a line."""
+def row_of(path: Path, line: str, number: int) -> dict[str, Any] | DataError:
+    """Parse the object of a line; return the error of a line that has none."""
     try:
-        row = decoder.decode(line)
+        row = _DECODER.decode(line)
         if _is_deep(row):
             raise RecursionError
         # Since the file is UTF-8, only escapes can write half a surrogate pair.
         is_whole = not _HALF_A_PAIR.search(line) or has_utf8(json.dumps(row, ensure_ascii=False))
     except _TwiceError as error:
         got = f"the key {quote(str(error))} twice"
-        raise data_error(
-            path, got, "an object with different keys", "remove one of them", number
-        ) from error
+        rule = "an object with different keys"
+        return _caused(data_error(path, got, rule, "remove one of them", number), error)
     except json.JSONDecodeError as error:
         got = f"bad JSON ({error.msg} at character {error.pos + 1})"
-        raise data_error(path, got, "a JSON object", "correct the line", number) from error
+        return _caused(data_error(path, got, "a JSON object", "correct the line", number), error)
     except RecursionError as error:
-        raise _too_deep(path, number) from error
+        return _caused(_too_deep(path, number), error)
     except ValueError as error:
         # Python does not parse integers of thousands of digits.
-        raise _too_large(path, "a whole number of thousands of digits", number) from error
+        too_large = _too_large(path, "a whole number of thousands of digits", number)
+        return _caused(too_large, error)
     if not is_whole:
         got = "half a surrogate pair, which is not a character"
-        raise data_error(path, got, "a text of Unicode characters", "correct the line", number)
+        return data_error(path, got, "a text of Unicode characters", "correct the line", number)
     if not isinstance(row, dict):
         rule = "one JSON object per line"
         fix = 'write {"values": [...], ...}'
-        raise data_error(path, f"a JSON {_kind(row)}", rule, fix, number)
+        return data_error(path, f"a JSON {_kind(row)}", rule, fix, number)
     return row
+
+
+def _caused(error: DataError, cause: Exception) -> DataError:
+    error.__cause__ = cause
+    return error
 
 
 def _too_deep(path: Path, number: int) -> DataError:
@@ -337,7 +273,7 @@ def _too_large(path: Path, got: str, line: int) -> DataError:
 def _mixed(path: Path, name: str, values: list[Any], lines: list[int]) -> DataError:
     """Return the error for a column of several types, with the first value that differs."""
     rule = "a file whose keys have only numbers, or only strings, in equally nested lists"
-    names = f"{columns_argument('sequence')} and {columns_argument('label')}"
+    names = f"{option('sequence')} and {option('label')}"
     fix = f"use one type per key, or name the columns to use with {names}"
     first: str | None = None
     for value, line in zip(values, lines, strict=True):

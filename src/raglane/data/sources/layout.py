@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from raglane._utils.messages import count_of, quote
-from raglane.data.records import Columns
-from raglane.data.sources.files import columns_argument, data_error, decode
+from raglane.data.records import Columns, option
+from raglane.data.sources.files import data_error, decode
 from raglane.data.typed.column import MISSING
 
 # The bytes and lines that decide.
@@ -351,7 +351,7 @@ def _given(path: Path, layout: _Layout, rows: Sequence[_Row], columns: Columns) 
         names = tuple(name.strip() for name in columns.header.split(","))
     if len(names) != width:
         got = f"{count_of(len(names), 'name')} for {count_of(width, 'column')}"
-        fix = f"pass as many with {columns_argument('header')}"
+        fix = f"pass as many with {option('header')}"
         raise data_error(path, got, "a file with one column per name", fix)
     return _Layout(layout.mark, layout.above, names, 0, layout.notes)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,31 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
-from raglane.data.assemble.lists import choose, records_of
-from raglane.data.assemble.pieces import Piece, Start
-from raglane.data.records import Columns, Records
 from raglane.data.sources.files import data_error, read_bytes
-from raglane.data.sources.ipc import slices, table_piece
+from raglane.data.sources.table import Table, whole_table
+from raglane.data.typed.arrow import lists, lists_of
 
 
-def read(path: Path, columns: Columns) -> Records:
-    """Read a file of arrays."""
-    table = _table(path)
-    chosen = choose(path, table.schema, columns)
-    return records_of(path, table.select(chosen.names), chosen, columns)
-
-
-def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """Yield pieces; a position is a row."""
-    table = _table(path)
-    chosen = choose(path, table.schema, columns)
-    for row, rows in slices(table):
-        if not start or row >= start[0]:
-            yield table_piece(path, rows, chosen, columns, row, row + rows.num_rows)
-
-
-def _table(path: Path) -> Any:
-    """Return the arrays as a ``pyarrow.Table`` with a row per sequence."""
+def table(path: Path) -> Table:
+    """Return the arrays of a file, with a row per sequence."""
     arrays = arrays_of(path)
     name = "offsets" if "offsets" in arrays else "lengths"
     offsets = given = arrays.pop(name, None)
@@ -72,7 +53,7 @@ def _table(path: Path) -> Any:
         if offsets is not None and len(array) == offsets[-1]:
             columns[name] = lists(offsets, array)
         elif len(array) == rows:
-            columns[name] = _lists_of(array)
+            columns[name] = lists_of(array)
         else:
             total = "" if offsets is None else f" of {offsets[-1]:,} elements in all"
             got = f"an array {quote(name)} of shape {array.shape}, with {rows:,} sequences{total}"
@@ -80,7 +61,7 @@ def _table(path: Path) -> Any:
             raise data_error(
                 path, got, rule, "correct the lengths, or save other arrays in another file"
             )
-    return require("pyarrow", "data").table(columns)
+    return whole_table(path, require("pyarrow", "data").table(columns))
 
 
 def arrays_of(path: Path) -> dict[str, npt.NDArray[Any]]:
@@ -132,25 +113,3 @@ def array_of(path: Path) -> npt.NDArray[Any]:
         rule = "a file of numpy.save, without objects"
         raise data_error(path, got, rule, "write it again") from error
     return array.astype(array.dtype.newbyteorder("="), copy=False)
-
-
-def lists(offsets: npt.NDArray[Any], array: npt.NDArray[Any]) -> Any:
-    """Return a column of lists: the rows of an array between offsets."""
-    return _lists(offsets, _lists_of(array))
-
-
-def _lists_of(array: npt.NDArray[Any]) -> Any:
-    """Return an array as an Arrow column, in nested lists for each further dimension."""
-    if array.ndim == 1:
-        return require("pyarrow", "data").array(
-            array.tolist() if array.dtype.kind in "US" else array
-        )
-    count, width = array.shape[:2]
-    return _lists(
-        np.arange(count + 1) * width, _lists_of(array.reshape(count * width, *array.shape[2:]))
-    )
-
-
-def _lists(offsets: npt.NDArray[Any], values: Any) -> Any:
-    arrow = require("pyarrow", "data")
-    return arrow.LargeListArray.from_arrays(arrow.array(offsets.astype(np.int64)), values)

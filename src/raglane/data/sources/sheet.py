@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import io
-from collections.abc import Iterator
+from csv import writer
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from raglane._utils.messages import quote_all, require
-from raglane.data.assemble.pieces import Piece, Start
-from raglane.data.assemble.rows import read_columns
-from raglane.data.records import Columns, Records
-from raglane.data.sources.csv import column_pieces, entries_of
+from raglane.data.records import Columns
+from raglane.data.sources import csv
 from raglane.data.sources.files import data_error, read_bytes
+from raglane.data.sources.table import Table
 from raglane.errors import DataError
 
 
-def read(path: Path, columns: Columns) -> Records:
-    """Read a sheet."""
+def table(path: Path, columns: Columns) -> Table:
+    """Return the cells of a sheet."""
     content, left_out = _content(path)
-    table, notes = entries_of(path, columns, content)
-    records = read_columns(path, table, columns)
-    return replace(records, notes=(*left_out, *notes, *records.notes))
-
-
-def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """Yield the sequences of a sheet as one piece."""
-    table, _ = entries_of(path, columns, _content(path)[0])
-    yield from () if start else column_pieces(path, table, columns)
+    cells = csv.table_of(path, columns, content)
+    return replace(cells, notes=(*left_out, *cells.notes))
 
 
 def _content(path: Path) -> tuple[bytes, tuple[str, ...]]:
@@ -49,8 +40,8 @@ def _content(path: Path) -> tuple[bytes, tuple[str, ...]]:
     if not filled:
         raise data_error(path, "no cell with an entry", "a sheet with a table", "check the file")
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerows([_written(cell) for cell in row] for row in sheets[filled[0]])
+    cells = writer(text, lineterminator="\n")
+    cells.writerows([_written(cell) for cell in row] for row in sheets[filled[0]])
     notes = (f"left out: the sheets {quote_all(filled[1:])}",) if filled[1:] else ()
     return text.getvalue().encode(), notes
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,16 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, quote_all
-from raglane.data.assemble.padding import without_padding
-from raglane.data.assemble.pieces import Line, Piece, Start, line_pieces, lines_of
-from raglane.data.records import Columns, Records, Targets, as_float32, offsets_of
-from raglane.data.sources.files import (
-    check_text,
-    columns_argument,
-    data_error,
-    has_utf8,
-    read_bytes,
-)
+from raglane.data.sources.files import check_text, data_error, has_utf8, read_bytes
+from raglane.data.sources.lines import Line, Start, lines_of
 from raglane.errors import DataError
 
 # Directives that do not affect how lines are read.
@@ -42,7 +33,7 @@ _DIGITS = 9
 
 
 @dataclass
-class _Header:
+class Header:
     """The header of a file; ``dimensions`` and ``length`` are None until a directive or a sequence
     sets them.
     """
@@ -65,54 +56,76 @@ class _Header:
         return data_error(self.path, got, rule, fix, number)
 
 
-def read(path: Path, columns: Columns) -> Records:
-    """Read a ``.ts`` file."""
+@dataclass(frozen=True, eq=False)
+class Series:
+    """The sequences after a header, with the class or the target that it declares.
+
+    ``matrices`` are ``(L, C)`` float64, NaN where missing.
+    """
+
+    header: Header
+    matrices: list[npt.NDArray[np.float64]]
+    # The last field of each line, and the number of the line; [] without one.
+    labels: list[tuple[str, int]]
+
+    def classes(self) -> tuple[str, ...]:
+        """Return the class of each sequence; raise for one that the header lacks."""
+        return tuple(_label(self.header, label, number) for label, number in self.labels)
+
+    def targets(self) -> npt.NDArray[np.float64]:
+        """Return the target of each sequence; raise for one that is no number."""
+        return np.array([_target(self.header, label, number) for label, number in self.labels])
+
+
+def series_of(path: Path) -> Series:
+    """Return the sequences of a file."""
     content = read_bytes(path)
     check_text(path, content)
     # Comments and problem names are ignored, and are not UTF-8 in some archives.
     lines = _content_lines(content.decode("utf-8-sig", errors="surrogateescape"))
     header = _read_header(path, lines)
-    _check_task(header, columns)
-    return _records(header, list(lines), columns)
+    return parsed(header, list(lines))
 
 
-def pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
-    """Yield pieces; a position is a byte and a line. The header is always read first."""
+def parsed(header: Header, lines: Sequence[tuple[int, str]]) -> Series:
+    """Parse numbered lines after ``@data``."""
+    matrices: list[npt.NDArray[np.float64]] = []
+    labels: list[tuple[str, int]] = []
+    for number, line in lines:
+        fields = _fields(header, line, number)
+        if header.has_class or header.has_target:
+            labels.append((fields.pop().strip(), number))
+        matrices.append(_matrix(header, fields, number))
+    if not matrices:
+        rule = "a file with at least one sequence"
+        raise data_error(header.path, "no line after @data", rule, "check the file")
+    return Series(header, matrices, labels)
+
+
+def begin_of(path: Path) -> tuple[Header, Start, tuple[int, str] | None]:
+    """Return the header of a file, the position after it, and the first line of data."""
     begin: Start = ()
 
     def contents() -> Iterator[tuple[int, str]]:
         nonlocal begin
         for line in lines_of(path):
             begin = line.end, line.number + 1
-            for _, text in _content_lines(_text(path, line)):
-                yield line.number, text
+            yield from texts_of(path, [line])
 
     lines = contents()
     header = _read_header(path, lines)
-    _check_task(header, columns)
-    first_start = begin
-    # The first sequence sets the numbers of channels and steps if the header does not.
-    if (first := next(lines, None)) is not None:
-        with suppress(DataError):
-            _records(header, [first], columns)
-
-    def records(piece: Sequence[Line]) -> Records:
-        texts = [
-            (line.number, text) for line in piece for _, text in _content_lines(_text(path, line))
-        ]
-        return _records(header, texts, columns)
-
-    kept = (
-        line
-        for line in lines_of(path, start or first_start)
-        if line.content.lstrip()[:1] not in (b"#", b"%")
-    )
-    yield from line_pieces(kept, records)
+    start = begin
+    return header, start, next(lines, None)
 
 
-def _text(path: Path, line: Line) -> str:
-    check_text(path, line.content, line.number)
-    return line.content.decode(errors="surrogateescape")
+def texts_of(path: Path, lines: Sequence[Line]) -> list[tuple[int, str]]:
+    """Return the texts of lines that are no comments, with their numbers."""
+    texts = []
+    for line in lines:
+        check_text(path, line.content, line.number)
+        text = line.content.decode(errors="surrogateescape")
+        texts += [(line.number, stripped) for _, stripped in _content_lines(text)]
+    return texts
 
 
 def _content_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -123,93 +136,9 @@ def _content_lines(text: str) -> Iterator[tuple[int, str]]:
             yield number, stripped
 
 
-# The labels of the tasks that the format has none for.
-_OTHERS = {
-    "tag": "a label per element",
-    "multilabel": "sets of labels",
-    "transcribe": "sequences of labels",
-}
-
-
-def _learns_target(columns: Columns) -> bool:
-    return columns.wants_labels and columns.task == "regress"
-
-
-def _check_task(header: _Header, columns: Columns) -> None:
-    """Raise a DataError if the file lacks the labels of the task; note a target that is not
-    used.
-    """
-    path = header.path
-    if columns.task in _OTHERS:
-        fix = f"pass {columns_argument('task', 'classify')}, or another format"
-        got = f"a .ts file, with one label per sequence, for the task {columns.task}"
-        raise data_error(path, got, f"a file with {_OTHERS[columns.task]}", fix)
-    learns_target = _learns_target(columns)
-    if learns_target and not header.has_target:
-        got = (
-            "@classLabel, a class for each sequence"
-            if header.has_class
-            else "no '@targetLabel true'"
-        )
-        rule = "a file with a number for each sequence, for regression"
-        raise data_error(path, got, rule, "pass a file that has them")
-    if columns.wants_labels and not learns_target and not header.has_class:
-        got = (
-            "@targetLabel, a number for each sequence"
-            if header.has_target
-            else "no '@classLabel true'"
-        )
-        fix = (
-            f"pass {columns_argument('task', 'regress')}"
-            if header.has_target
-            else "pass a file that has them"
-        )
-        raise data_error(
-            path, got, "a file with a class for each sequence, for classification", fix
-        )
-    if header.has_target and not learns_target:
-        header.notes.append("the target of each sequence (@targetLabel) is not used")
-
-
-def _records(header: _Header, lines: Sequence[tuple[int, str]], columns: Columns) -> Records:
-    """Parse numbered lines after ``@data``."""
-    learns_target = _learns_target(columns)
-    matrices: list[npt.NDArray[np.float64]] = []
-    labels: list[str] = []
-    targets: list[float] = []
-    for number, line in lines:
-        fields = _fields(header, line, number)
-        if header.has_class or header.has_target:
-            label = fields.pop().strip()
-            if learns_target:
-                targets.append(_target(header, label, number))
-            elif columns.wants_labels:
-                labels.append(_label(header, label, number))
-        matrices.append(_matrix(header, fields, number))
-    if not matrices:
-        raise data_error(
-            header.path,
-            "no line after @data",
-            "a file with at least one sequence",
-            "check the file",
-        )
-    values = as_float32(np.concatenate(matrices))
-    records = Records(
-        values,
-        offsets_of([len(matrix) for matrix in matrices]),
-        labels=tuple(labels) if columns.wants_labels and not learns_target else None,
-        targets=Targets(np.array(targets)[:, None], names=("target",)) if learns_target else None,
-        channels=tuple(f"x{channel}" for channel in range(values.shape[1])),
-        source=header.path,
-        notes=tuple(header.notes),
-        columns=columns,
-    )
-    return without_padding(records)
-
-
-def _read_header(path: Path, lines: Iterator[tuple[int, str]]) -> _Header:
+def _read_header(path: Path, lines: Iterator[tuple[int, str]]) -> Header:
     """Read the lines up to ``@data``."""
-    header = _Header(path)
+    header = Header(path)
     for number, line in lines:
         if not line.startswith("@"):
             rule = "a header of lines that start with '@', the last of them @data"
@@ -235,27 +164,13 @@ def _read_header(path: Path, lines: Iterator[tuple[int, str]]) -> _Header:
     )
 
 
-def _read_directive(header: _Header, name: str, words: list[str], number: int) -> None:
+def _read_directive(header: Header, name: str, words: list[str], number: int) -> None:
     """Read one directive into the header."""
-    if name not in _DESCRIPTIVE:
-        before, line = header.seen.setdefault(name, (words, number))
-        if [word.lower() for word in before] != [word.lower() for word in words]:
-            got = (
-                f"@{name} {quote(' '.join(words))}, after {quote(' '.join(before))} in line {line}"
-            )
-            raise header.error(
-                got, "the same in each line of a directive", "remove one of the lines", number
-            )
-    if name in _ONE_WORD and len(words) > 1:
-        raise header.error(
-            f"@{name} {quote(' '.join(words))}", "one word", "remove the others", number
-        )
+    if name in _DESCRIPTIVE:
+        return
+    _check_words(header, name, words, number)
     if name == "timestamps":
-        if _flag(header, name, words, number):
-            rule = "false, since values with timestamps are not supported"
-            raise header.error(
-                "@timeStamps true", rule, "save the series without timestamps", number
-            )
+        _refuse_times(header, name, words, number)
     elif name == "univariate":
         if _flag(header, name, words, number):
             _set_dimensions(header, 1, number)
@@ -269,16 +184,33 @@ def _read_directive(header: _Header, name: str, words: list[str], number: int) -
         header.has_target = _flag(header, name, words, number)
     elif name == "classlabel":
         _read_classes(header, words, number)
-    elif name not in _DESCRIPTIVE:
+    else:
         header.notes.append(f"line {number}: @{ascii(name)[1:-1]} is not known and not used")
     if header.has_class and header.has_target:
-        fix = "write one of them false"
-        raise header.error(
-            "@classLabel true and @targetLabel true", "a class or a target, not both", fix, number
-        )
+        got = "@classLabel true and @targetLabel true"
+        raise header.error(got, "a class or a target, not both", "write one of them false", number)
 
 
-def _read_classes(header: _Header, words: list[str], number: int) -> None:
+def _check_words(header: Header, name: str, words: list[str], number: int) -> None:
+    """Raise a DataError for a directive that contradicts another one, or has too many words."""
+    before, line = header.seen.setdefault(name, (words, number))
+    text = quote(" ".join(words))
+    if [word.lower() for word in before] != [word.lower() for word in words]:
+        got = f"@{name} {text}, after {quote(' '.join(before))} in line {line}"
+        rule = "the same in each line of a directive"
+        raise header.error(got, rule, "remove one of the lines", number)
+    if name in _ONE_WORD and len(words) > 1:
+        raise header.error(f"@{name} {text}", "one word", "remove the others", number)
+
+
+def _refuse_times(header: Header, name: str, words: list[str], number: int) -> None:
+    if _flag(header, name, words, number):
+        rule = "false, since values with timestamps are not supported"
+        fix = "save the series without timestamps"
+        raise header.error("@timeStamps true", rule, fix, number)
+
+
+def _read_classes(header: Header, words: list[str], number: int) -> None:
     header.has_class = _flag(header, "classlabel", words, number)
     classes = words[1:]
     odd = next((word for word in classes if not has_utf8(word)), None)
@@ -294,7 +226,7 @@ def _read_classes(header: _Header, words: list[str], number: int) -> None:
     header.classes = {word.lower(): word for word in classes} | {word: word for word in classes}
 
 
-def _set_dimensions(header: _Header, count: int, number: int) -> None:
+def _set_dimensions(header: Header, count: int, number: int) -> None:
     """Set the number of channels, or raise a DataError if @univariate and @dimensions contradict
     each other.
     """
@@ -307,7 +239,7 @@ def _set_dimensions(header: _Header, count: int, number: int) -> None:
     header.dimensions = count
 
 
-def _flag(header: _Header, name: str, words: list[str], number: int) -> bool:
+def _flag(header: Header, name: str, words: list[str], number: int) -> bool:
     word = words[0].lower() if words else ""
     if word not in ("true", "false"):
         raise header.error(
@@ -316,7 +248,7 @@ def _flag(header: _Header, name: str, words: list[str], number: int) -> bool:
     return word == "true"
 
 
-def _count(header: _Header, name: str, words: list[str], number: int) -> int:
+def _count(header: Header, name: str, words: list[str], number: int) -> int:
     """Return the positive integer of a directive."""
     word = words[0] if words else ""
     if not (word.isascii() and word.isdigit() and len(word) <= _DIGITS and int(word) > 0):
@@ -325,7 +257,7 @@ def _count(header: _Header, name: str, words: list[str], number: int) -> int:
     return int(word)
 
 
-def _fields(header: _Header, line: str, number: int) -> list[str]:
+def _fields(header: Header, line: str, number: int) -> list[str]:
     """Split a line into its channels and, if it has one, the label."""
     fields = line.split(":")
     has_label = header.has_class or header.has_target
@@ -344,7 +276,7 @@ def _fields(header: _Header, line: str, number: int) -> list[str]:
     return fields
 
 
-def _label(header: _Header, label: str, number: int) -> str:
+def _label(header: Header, label: str, number: int) -> str:
     if label not in header.classes and label.lower() not in header.classes:
         rule = f"one of the classes of @classLabel, {quote_all(dict.fromkeys(header.classes.values()))}"
         raise header.error(
@@ -353,7 +285,7 @@ def _label(header: _Header, label: str, number: int) -> str:
     return header.classes.get(label) or header.classes[label.lower()]
 
 
-def _target(header: _Header, text: str, number: int) -> float:
+def _target(header: Header, text: str, number: int) -> float:
     if _is_value(text) and text != "?" and math.isfinite(float(text)):
         return float(text)
     raise header.error(
@@ -361,7 +293,7 @@ def _target(header: _Header, text: str, number: int) -> float:
     )
 
 
-def _matrix(header: _Header, fields: list[str], number: int) -> npt.NDArray[np.float64]:
+def _matrix(header: Header, fields: list[str], number: int) -> npt.NDArray[np.float64]:
     """Parse the features of a line, ``(L, C)`` float64, NaN where missing."""
     if len({channel.count(",") for channel in fields}) > 1:
         counts = quote_all(channel.count(",") + 1 for channel in fields)
@@ -393,7 +325,7 @@ def _matrix(header: _Header, fields: list[str], number: int) -> npt.NDArray[np.f
     return matrix
 
 
-def _bad_value(header: _Header, fields: list[str], number: int) -> DataError:
+def _bad_value(header: Header, fields: list[str], number: int) -> DataError:
     """Return the error for the first entry of a line that is not a number."""
     for channel, entries in enumerate(fields):
         for step, entry in enumerate(entries.split(",")):

@@ -51,10 +51,11 @@ from raglane.data.sources.ipc import (
     is_converted,
     seal,
 )
+from raglane.data.sources.locations import fingerprint, local, size_of
 from raglane.data.store import shards
+from raglane.data.store.folders import expand
 from raglane.data.store.fragments import Layout, check_labels
 from raglane.data.store.shards import bounded, bytes_of, offsets_in, span_in, write_shard
-from raglane.data.store.stores import expand, fingerprint, local, size_of
 from raglane.errors import ArgumentError, DataError
 
 FORMAT = "raglane-dataset"

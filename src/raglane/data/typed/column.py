@@ -7,7 +7,7 @@ becomes no text, and ``01`` of a CSV file stays ``01`` where it is an id or a la
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
@@ -27,9 +27,6 @@ Integers = npt.NDArray[np.int64]
 # Spellings of a missing number, in lower case.
 MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
 
-# Arrow types whose entries are bytes.
-_is_bytes = re.compile(r"(dictionary<values=)?(large_|fixed_size_)?binary(_view)?\b").match
-
 
 class Column(Protocol):
     """A column of a table: ``N`` entries, as numbers or as words."""
@@ -48,6 +45,9 @@ class Column(Protocol):
 
     def codes(self) -> tuple[Integers, Entries]:
         """Number the different entries in their order of appearance; return numbers and texts."""
+
+    def coded(self) -> tuple[Integers, int]:
+        """Number the different entries; return the numbers and their count, without texts."""
 
     def same_as(self, rows: Integers) -> Bools:
         """Return for each row whether its entry equals that in the row ``rows`` names for it.
@@ -102,6 +102,10 @@ class Written:
         """Number the different entries."""
         return self._codes
 
+    def coded(self) -> tuple[Integers, int]:
+        """Number the different entries, without their texts."""
+        return self._codes[0], len(self._codes[1])
+
     def same_as(self, rows: Integers) -> Bools:
         """Return which entries equal those in other rows."""
         return np.asarray(self.entries == self.entries[rows], dtype=np.bool_)
@@ -131,9 +135,10 @@ class Typed:
     """
 
     def __init__(self, values: Any) -> None:
-        # Arrow cannot take rows of views of texts.
-        is_view = require("pyarrow.types", "data").is_string_view(values.type)
-        self.values = values.cast("large_string") if is_view else values
+        # Arrow cannot take rows of views of texts, or of more than 2 GB of other texts.
+        types = require("pyarrow.types", "data")
+        is_text = types.is_string_view(values.type) or types.is_string(values.type)
+        self.values = values.cast("large_string") if is_text else values
 
     def __len__(self) -> int:
         return len(self.values)
@@ -152,6 +157,11 @@ class Typed:
     def _numbers(self) -> tuple[Floats, Bools]:
         if self._is_text and (numbers := _parsed(self.values)) is not None:
             return numbers, np.zeros(len(numbers), dtype=np.bool_)
+        if self._is_text:
+            # Words repeat, e.g. those of ids.
+            codes, different = self._codes
+            numbers, odd = numbers_in(different)
+            return numbers[codes], odd[codes]
         if not self._is_numeric:
             return numbers_in(self.words())
         numbers = self.values.cast("double", safe=False).to_numpy()
@@ -167,21 +177,30 @@ class Typed:
         return np.array([_written(value) for value in self.values.to_pylist()], dtype=object)
 
     @cached_property
-    def _codes(self) -> tuple[Integers, Entries]:
+    def _coded(self) -> tuple[Integers, Any]:
+        """Numbers of the different entries, and these as an array or a list."""
         pandas = require("pandas", "data")
         types = require("pyarrow.types", "data")
         if types.is_integer(self.values.type) and self.values.null_count == 0:
             codes, different = pandas.factorize(self.values.to_numpy())
-            return codes, np.array(list(map(str, different.tolist())), dtype=object)
-        if types.is_floating(self.values.type):
-            codes, floats = pandas.factorize(self.numbers()[0], use_na_sentinel=False)
-            return codes, np.array(list(map(_written, floats.tolist())), dtype=object)
-        if self._is_text:
+        elif types.is_floating(self.values.type):
+            codes, different = pandas.factorize(self.numbers()[0], use_na_sentinel=False)
+        elif self._is_text:
             encoded = self.values.fill_null("").combine_chunks().dictionary_encode()
-            texts = np.asarray(encoded.dictionary.to_numpy(zero_copy_only=False), dtype=object)
-            return encoded.indices.to_numpy().astype(np.int64), texts
-        codes, different = pandas.factorize(self.words())
+            codes = encoded.indices.to_numpy().astype(np.int64)
+            different = encoded.dictionary
+        else:
+            codes, different = pandas.factorize(self.words())
         return codes, different
+
+    @cached_property
+    def _codes(self) -> tuple[Integers, Entries]:
+        codes, different = self._coded
+        if isinstance(different, np.ndarray) and different.dtype == object:
+            return codes, different
+        # NumPy's numbers as those of Python; Arrow's texts.
+        values = different.to_pylist() if self._is_text else different.tolist()
+        return codes, np.array(list(map(_written, values)), dtype=object)
 
     def numbers(self) -> tuple[Floats, Bools]:
         """Return the entries as numbers, and which are words."""
@@ -204,6 +223,10 @@ class Typed:
         """Number the different entries."""
         return self._codes
 
+    def coded(self) -> tuple[Integers, int]:
+        """Number the different entries, without their texts."""
+        return self._coded[0], len(self._coded[1])
+
     def same_as(self, rows: Integers) -> Bools:
         """Return which entries equal those in other rows."""
         if require("pyarrow.types", "data").is_floating(self.values.type):
@@ -214,7 +237,7 @@ class Typed:
             compute = require("pyarrow.compute", "data")
             texts = self.values.fill_null("")
             return np.asarray(compute.equal(texts, texts.take(rows)).to_numpy(), dtype=np.bool_)
-        codes, _ = self.codes()
+        codes, _ = self.coded()
         return codes == codes[rows]
 
     def text(self, row: int) -> str:
@@ -236,6 +259,43 @@ class Typed:
         return column
 
 
+class Numbers(Typed):
+    """A column of numbers that were read from texts: ``written`` reads the texts again."""
+
+    def __init__(self, values: Any, written: Callable[[], Typed]) -> None:
+        super().__init__(values)
+        self._written = written
+
+    @cached_property
+    def _text(self) -> Typed:
+        return self._written()
+
+    def as_text(self) -> Typed:
+        """Return the column of texts."""
+        return self._text
+
+    def words(self) -> Entries:
+        """Return the entries as they are written."""
+        return self._text.words()
+
+    def codes(self) -> tuple[Integers, Entries]:
+        """Number the different entries."""
+        return self._text.codes()
+
+    def coded(self) -> tuple[Integers, int]:
+        """Number the different entries, without their texts."""
+        return self._text.coded()
+
+    def text(self, row: int) -> str:
+        """Return one entry."""
+        return self._text.text(row)
+
+    def take(self, rows: npt.NDArray[Any] | slice) -> Numbers:
+        """Return the column with these rows."""
+        taken = super().take(rows)
+        return Numbers(taken.values, lambda: self._text.take(rows))
+
+
 def _parsed(values: Any) -> Floats | None:
     """Return texts as numbers, NaN where they are empty; None if one may be a word.
 
@@ -255,15 +315,31 @@ def _parsed(values: Any) -> Floats | None:
     return floats
 
 
-def is_bytes(kind: Any) -> bool:
-    """Return True for an Arrow type of bytes, which are no text."""
-    return _is_bytes(str(kind)) is not None
-
-
 def _written(value: Any) -> str:
     if value is None or value != value:
         return ""
     return str(value.total_seconds() if isinstance(value, timedelta) else value)
+
+
+def concatenated(columns: Sequence[Column]) -> Column:
+    """Return the entries of several columns as one."""
+    typed = [column for column in columns if isinstance(column, Typed)]
+    if len(typed) < len(columns):
+        entries = [each.entries if isinstance(each, Written) else each.words() for each in columns]
+        return Written(np.concatenate(entries))
+    numbers = [column for column in typed if isinstance(column, Numbers)]
+    if len(numbers) == len(columns):
+        texts = [column.as_text for column in numbers]
+        return Numbers(_chained(numbers), lambda: Typed(_chained([text() for text in texts])))
+    return Typed(
+        _chained([each.as_text() if isinstance(each, Numbers) else each for each in typed])
+    )
+
+
+def _chained(columns: Sequence[Typed]) -> Any:
+    arrow = require("pyarrow", "data")
+    tables = [arrow.table({"x": column.values}) for column in columns]
+    return arrow.concat_tables(tables, promote_options="permissive").column("x")
 
 
 def written(entries: list[str]) -> Written:

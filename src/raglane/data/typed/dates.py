@@ -152,9 +152,7 @@ def zones_of(entries: Entries) -> tuple[str, str] | None:
 
 def share_of_dates(entries: Entries) -> float:
     """Return the share of dates among the entries that are not missing; 0 without any."""
-    sample = _present(entries[:: max(len(entries) // 100, 1)])
-    # Most columns are no dates, and are not looked at as a whole.
-    words = sample if sample and not any(map(is_date, sample)) else _present(entries)
+    words = _present(entries)
     return sum(map(is_date, words)) / max(len(words), 1)
 
 

@@ -147,7 +147,7 @@ class _ClampedLSTM(CellLayer):
 
 
 class PeepholeLSTM(_ClampedLSTM):
-    """The LSTM with peepholes on ragged batches: its gates also read the memory.
+    """The LSTM with peepholes on ragged batches: its gates also read the cell state.
 
     :doc:`/cells` has the equations and the paper,
     :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments. In addition, ``clip`` clamps
@@ -279,12 +279,12 @@ class GRUD(CellLayer):
     """The GRU with decay on ragged batches: for missing values and irregular times.
 
     An element has three columns per channel: the value, 1 if it is missing, and the time since the
-    last value of the channel; :func:`raglane.data.observations` computes them. :doc:`/cells` has
+    last value of the channel; :func:`raglane.data.mark_missing` computes them. :doc:`/cells` has
     the equations and the paper, :class:`~raglane.nn.recurrent.layer.RecurrentLayer` the arguments.
 
     Example:
         >>> series = rl.Ragged([torch.tensor([[1.0], [torch.nan], [3.0]]), torch.tensor([[torch.nan]])])
-        >>> out, h = GRUD(3, 4)(rl.data.observations(series))
+        >>> out, h = GRUD(3, 4)(rl.data.mark_missing(series))
         >>> out.values.shape, h.shape
         (torch.Size([4, 4]), torch.Size([1, 2, 4]))
     """

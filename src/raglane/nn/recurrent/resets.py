@@ -107,8 +107,7 @@ def resetting(request: Request, resets: Tensor) -> Request:
 def split(batch: Ragged, resets: Ragged) -> Pieces:
     """Split the sequences of a batch before each reset; ``resets`` are bools ``(N,)``.
 
-    The host needs the number of pieces, so it waits for resets on a GPU, but not for resets on the
-    CPU.
+    The number of pieces is needed on the host: resets on a GPU are waited for.
     """
     lengths = batch.lengths_cpu
     offsets = segments.offsets_from_lengths(lengths)

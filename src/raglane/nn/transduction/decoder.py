@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from raglane._utils import checks
 from raglane._utils.memory import check_pairs
 from raglane._utils.tracing import never_recorded
+from raglane.nn.encoder import CellName
 from raglane.nn.losses.ctc import check_classes, check_labels
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.transduction.attention import KINDS, Block, DecoderAttention, blocks_of
@@ -41,7 +42,7 @@ class AttentionDecoder(TokenReader):
     ``L_t`` is a convolution over the weights of the previous step around t. A memory without
     elements has the weighted sum 0.
 
-    With ``order="bahdanau"`` the attention is queried with the previous state, and its context is
+    With ``attention_order="bahdanau"`` the attention is queried with the previous state, and its context is
     an input of the layer in the same step (Bahdanau et al. 2015, section 3.1)::
 
         w = softmax over t of score(s, m_t),  c = sum_t w_t m_t
@@ -62,7 +63,7 @@ class AttentionDecoder(TokenReader):
         cell: a key of ``raglane.nn.encoder.LAYERS``; or a function ``(input_size, hidden_size,
             **options)`` that returns a recurrent layer, such as a class of ``rl.nn``.
         attention: ``"additive"``, ``"dot"`` or ``"location"``.
-        order: ``"luong"``, the recurrent layer and then the attention; or ``"bahdanau"``, the
+        attention_order: ``"luong"``, the recurrent layer and then the attention; or ``"bahdanau"``, the
             attention and then the recurrent layer.
         embedding: the size of a token's embedding; None for ``hidden_size``.
         attention_size: the size of ``v``; None for ``hidden_size``.
@@ -101,10 +102,10 @@ class AttentionDecoder(TokenReader):
         num_tokens: int,
         memory_size: int,
         hidden_size: int,
-        cell: str | Callable[..., RecurrentLayer] = "lstm",
+        cell: CellName | Callable[..., RecurrentLayer] = "lstm",
         *,
         attention: Literal["additive", "dot", "location"] = "additive",
-        order: Literal["luong", "bahdanau"] = "luong",
+        attention_order: Literal["luong", "bahdanau"] = "luong",
         embedding: int | None = None,
         attention_size: int | None = None,
         attention_width: int = 15,
@@ -120,9 +121,9 @@ class AttentionDecoder(TokenReader):
         checks.check_flag("input_feeding", input_feeding)
         checks.check_count("hidden_size", hidden_size)
         checks.check_count("memory_size", memory_size)
-        checks.check_choice("order", order, ("luong", "bahdanau"))
+        checks.check_choice("attention_order", attention_order, ("luong", "bahdanau"))
         more = hidden_size if input_feeding else 0
-        if order == "bahdanau":
+        if attention_order == "bahdanau":
             more += memory_size
         super().__init__(
             num_tokens,
@@ -137,7 +138,7 @@ class AttentionDecoder(TokenReader):
             more=more,
         )
         self.memory_size = memory_size
-        self.order = order
+        self.attention_order = attention_order
         self.input_feeding = input_feeding
         rule = "a probability from 0 to 1"
         sampled = checks.check_number(
@@ -154,7 +155,7 @@ class AttentionDecoder(TokenReader):
         )
         taps = checks.check_count("attention_width", attention_width)
         output_size = self.recurrent.output_size
-        query_size = output_size if order == "luong" else self.recurrent.state_sizes[0]
+        query_size = output_size if attention_order == "luong" else self.recurrent.state_sizes[0]
         checks.check_choice("attention", attention, KINDS)
         placed: dict[str, Any] = {"device": device, "dtype": dtype}
         self.attention = DecoderAttention(attention, query_size, memory_size, size, taps, placed)
@@ -229,7 +230,7 @@ class AttentionDecoder(TokenReader):
                 1))``.
             hx: as for the call.
             **options: further options of :func:`beam_search`, such as ``n_best``,
-                ``length_penalty`` and ``rows``.
+                ``length_penalty`` and ``max_rows``.
 
         Returns:
             The hypotheses, without ends.
@@ -314,13 +315,13 @@ class AttentionDecoder(TokenReader):
             contexts, weights = self.attention(queries, keys, memory.values, blocks, previous)
             return contexts, weights
 
-        if self.order == "bahdanau":
+        if self.attention_order == "bahdanau":
             contexts, flat = attend(state["cell"][0][:, -1])
             inputs.append(contexts)
         if self.input_feeding:
             inputs.append(state["attended"])
         outputs, cell = self.recurrent.step(torch.cat(inputs, 1), layers_first(state["cell"]))
-        if self.order == "luong":
+        if self.attention_order == "luong":
             contexts, flat = attend(outputs)
         attended = self._combined(contexts, outputs)
         state = {**state, "cell": rows_first(cell), "attended": attended}
@@ -354,7 +355,7 @@ class AttentionDecoder(TokenReader):
             check_pairs(memory.lengths_cpu, targets.lengths_cpu + 1, memory.values.itemsize)
         inputs = self._ends(targets).concat(targets).map(Tensor.long)
         draws = self.scheduled_sampling if self.training else 0.0
-        is_one_call = self.order == "luong" and not self.input_feeding and not draws
+        is_one_call = self.attention_order == "luong" and not self.input_feeding and not draws
         if not is_one_call or self.attention.kernel is not None:
             return inputs._like(self._stepped(memory, inputs, self._start(memory, hx), draws))
         outputs, _ = self.recurrent(inputs.map(self._embedded), hx)

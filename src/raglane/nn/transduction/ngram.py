@@ -36,37 +36,37 @@ class NGram:
         sequences: the training data, a Ragged of tokens, ``(N,)`` of an integer dtype from 0 to
             ``num_tokens - 1``, or a list of lists.
         num_tokens: the number of tokens. For a search: the number C of classes, with the blank.
-        order: the maximum length of n-grams, at least 1.
+        n: the maximum length of n-grams, at least 1.
 
     Raises:
         ArgumentTypeError: the sequences do not consist of integers.
         ArgumentError: a token or a number is out of range, or there is no sequence.
 
     Example:
-        >>> ngram = NGram([[1, 2, 1, 2], [1, 2, 3]], num_tokens=4, order=2)
+        >>> ngram = NGram([[1, 2, 1, 2], [1, 2, 3]], num_tokens=4, n=2)
         >>> ngram(Ragged([[1], [1]]), torch.tensor([2, 3])).exp().tolist()  # after 1, the tokens 2 and 3
         [0.8..., 0.0...]
     """
 
     def __init__(
-        self, sequences: Ragged | Sequence[Sequence[int]], num_tokens: int, order: int = 3
+        self, sequences: Ragged | Sequence[Sequence[int]], num_tokens: int, n: int = 3
     ) -> None:
         self.num_tokens = check_count("num_tokens", num_tokens)
-        self.order = check_whole("order", order, 1, most=32)
+        self.n = check_whole("n", n, 1, most=32)
         tokens = as_tokens("sequences", sequences, self.num_tokens)
         if len(tokens) == 0:
             raise ArgumentError(
                 "sequences", "none", "at least one sequence", "pass the training data"
             )
         lists = [sequence.tolist() for sequence in tokens]
-        self._grams = grams = _estimated(lists, self.num_tokens, self.order)
+        self._grams = grams = _estimated(lists, self.num_tokens, self.n)
         contexts = torch.arange(len(grams.shorter), device="cpu").repeat_interleave(
             grams.first.diff()
         )
         self._keys = contexts * (self.num_tokens + 1) + grams.tokens
 
     def __repr__(self) -> str:
-        return f"NGram(num_tokens={self.num_tokens}, order={self.order}), {self._grams.tokens.shape[0]:,} n-grams"
+        return f"NGram(num_tokens={self.num_tokens}, n={self.n}), {self._grams.tokens.shape[0]:,} n-grams"
 
     def __call__(self, prefixes: Ragged, tokens: Tensor) -> Tensor:
         """Return the log-probability of one token after each prefix.
@@ -93,7 +93,7 @@ class NGram:
         ends = before.offsets[1:]
         lengths = before.lengths
         contexts = torch.full_like(lengths, self._grams.begin)
-        for back in range(self.order - 1, 0, -1):
+        for back in range(self.n - 1, 0, -1):
             reaches = lengths >= back
             last = before.values[ends[reaches] - back]
             _, contexts[reaches] = self._take(contexts[reaches], last)

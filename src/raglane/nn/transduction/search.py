@@ -40,7 +40,7 @@ def beam_search(
     penalty: Callable[[Any], Tensor] | None = None,
     constraint: Callable[[Ragged, Tensor, Tensor], Tensor] | None = None,
     n_best: int = 1,
-    rows: int | None = None,
+    max_rows: int | None = None,
 ) -> Hypotheses:
     """Search the best token sequences of each item, with any model that predicts one token after
     another.
@@ -49,7 +49,7 @@ def beam_search(
     they are among the ``beam_size`` best; the ``beam_size`` best others continue. So ``beam_size=1`` is the greedy
     search. The hypotheses of all items are the rows of one batch. An item leaves it when no
     continuation can be better than its ``n_best`` finished hypotheses, and the next item takes its
-    place. The results do not depend on ``rows`` or on the other items, apart from the rounding of
+    place. The results do not depend on ``max_rows`` or on the other items, apart from the rounding of
     ``step``. Equal scores: the better prefix, then the lowest token.
 
     The score of a hypothesis of L tokens is ``log_probability / lp(L)``, with the length penalty of
@@ -84,7 +84,7 @@ def beam_search(
             with ``-inf`` for tokens that may not follow. ``prefixes`` is a Ragged of the R outputs
             so far, ``items`` ``(R,)`` are the numbers of their items.
         n_best: the most hypotheses per item in the result, at most ``beam_size``.
-        rows: the most rows that run at once, at least ``beam_size``. None for all items at once.
+        max_rows: the largest number of rows that run at once, at least ``beam_size``. None for all items at once.
 
     Returns:
         The hypotheses, with scores of the dtype of the log-probabilities. With ``silent``,
@@ -113,10 +113,10 @@ def beam_search(
         raise ArgumentError(
             "n_best", quote(n_best), f"at most beam_size, {beam}", "pass a larger one"
         )
-    if rows is not None and check_count("rows", rows) < beam:
+    if max_rows is not None and check_count("max_rows", max_rows) < beam:
         rule = f"at least beam_size, {beam}, the rows of one item"
         fix = "pass more, or None for no limit"
-        raise ArgumentError("rows", quote(rows), rule, fix)
+        raise ArgumentError("max_rows", quote(max_rows), rule, fix)
     if end is not None and silent is not None:
         rule = "None with silent, because frames end the hypotheses then"
         fix = "leave out one of both"
@@ -142,7 +142,7 @@ def beam_search(
         token = token if number is None else check_whole(name, number, 0)
     bounds = None if frames is None else _integers("frames", frames, count, starts.device)
     rules = Rules(step, penalty, constraint, beam, int(n_best), alpha, most, token, bounds)
-    lanes = Lanes(rules, tokens, state, count if rows is None else int(rows) // beam)
+    lanes = Lanes(rules, tokens, state, count if max_rows is None else int(max_rows) // beam)
     with torch.no_grad():
         while lanes.admit():
             lanes.advance()

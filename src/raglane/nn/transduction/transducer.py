@@ -12,6 +12,7 @@ from raglane import segments
 from raglane._utils.checks import check_count, check_kind, check_whole
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ShapeError
+from raglane.nn.encoder import CellName
 from raglane.nn.losses.ctc import check_classes, check_labels
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.transduction.hypotheses import Hypotheses
@@ -73,7 +74,7 @@ class Transducer(TokenReader):
         num_tokens: int,
         encoder_size: int,
         hidden_size: int,
-        cell: str | Callable[..., RecurrentLayer] = "lstm",
+        cell: CellName | Callable[..., RecurrentLayer] = "lstm",
         *,
         joint_size: int | None = None,
         embedding: int | None = None,
@@ -170,7 +171,7 @@ class Transducer(TokenReader):
             max_length: of a larger beam: as for :func:`beam_search`; None for as many tokens as
                 frames.
             **options: of a larger beam: further options of :func:`beam_search`, such as ``n_best``,
-                ``constraint`` and ``rows``.
+                ``constraint`` and ``max_rows``.
 
         Returns:
             The hypotheses, with ``times``. Of the greedy search one per item, with its new tokens,

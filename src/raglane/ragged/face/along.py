@@ -23,6 +23,7 @@ from raglane.ragged.face.entry import (
     like,
     ragged_input,
     refuse_dimension,
+    sure,
 )
 from raglane.segments import like_rows, steps
 
@@ -153,7 +154,9 @@ def _topk(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
     k = bound["k"]
     batch._needs_elements(entry.name, k)
     order, sorted_steps = _order(batch, bool(bound.get("largest", True)))
-    first = batch.offsets[:-1, None] + torch.arange(k, device=batch.device)
+    offsets = batch.offsets
+    first = offsets[:-1, None] + torch.arange(k, device=batch.device)
+    first = sure(first, (offsets.diff() >= k)[:, None], batch._values.shape[0])
     return torch.return_types.topk((batch._values.gather(0, order)[first], sorted_steps[first]))
 
 
@@ -238,8 +241,10 @@ def _taken(entry: Entry, batch: FlatBatch, index: Tensor, owner: FlatBatch) -> T
     total = index.shape[0]
     lengths = like_rows(segments.spread(batch.offsets.diff(), owner.offsets, total), index)
     starts = like_rows(segments.spread(batch.offsets[:-1], owner.offsets, total), index)
-    batch._needs_steps(entry.name, (index >= 0) & (index < lengths))
-    values, rows = batch._values, index + starts
+    exists = (index >= 0) & (index < lengths)
+    batch._needs_steps(entry.name, exists)
+    values = batch._values
+    rows = sure(index + starts, exists, values.shape[0])
     if entry.name == "take_along_dim":
         # Not torch's function, of which a graph would have a fixed number of rows.
         shape = torch.broadcast_shapes(values.shape[1:], rows.shape[1:])

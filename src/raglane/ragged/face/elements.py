@@ -46,9 +46,21 @@ __rfloordiv__ __mod__ __rmod__ __pow__ __rpow__ __eq__ __ne__ __lt__ __le__ __gt
 __ror__ __xor__ __rxor__
 """
 
+# Without an operator of ONNX, or of complex numbers.
+_NOT_IN_ONNX = """
+airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v
+chebyshev_polynomial_w complex copysign digamma erfinv fmax fmin gammainc gammaincc gammaln gcd hermite_polynomial_h
+hermite_polynomial_he hypot i0 i0e i1 i1e igamma igammac imag laguerre_polynomial_l lcm legendre_polynomial_p lgamma
+modified_bessel_i0 modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 multigammaln mvlgamma ndtri nextafter
+poisson polar polygamma psi rrelu scaled_modified_bessel_k0 scaled_modified_bessel_k1 shifted_chebyshev_polynomial_t
+shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v shifted_chebyshev_polynomial_w spherical_bessel_j0 zeta
+"""
+
 
 def each(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     """Call a function of each element on the flat values."""
+    if entry.refused:
+        entry.refuse_transformations(batches_of((*args, *kwargs.values()))[0])
     if len(args) == 1 and not kwargs and isinstance(args[0], FlatBatch):
         values = entry.function(args[0]._values)
         if isinstance(values, Tensor):
@@ -110,9 +122,7 @@ def dropout_of_steps(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     if not batch.feature_shape:
         rule = "called with elements that have features, of which it zeroes all"
         raise ShapeError(entry.name, batch._shape_text(), rule, "call torch.nn.functional.dropout")
-    rest = list(args[1:3])
-    for name in ("p", "training"):
-        rest += [kwargs[name]] * (name in kwargs)
+    rest = [*args[1:3], *(kwargs[name] for name in ("p", "training") if name in kwargs)]
     return batch._like(entry.function(batch._values.unsqueeze(0), *rest).squeeze(0))
 
 
@@ -174,6 +184,7 @@ def pairs(entry: Entry, args: Arguments, kwargs: Options) -> Any:
 
 ROWS: dict[str, Row] = {
     **{name: Row("each element", each) for name in _NAMES.split()},
+    **{name: Row("each element", each, refused="onnx") for name in _NOT_IN_ONNX.split()},
     **dict.fromkeys(
         """numel nelement is_floating_point is_complex is_signed is_conj is_neg is_inference is_contiguous is_pinned
         element_size get_device""".split(),
@@ -203,16 +214,22 @@ ROWS: dict[str, Row] = {
         with_others,
         "elements test_elements * assume_unique invert",
         default="elements",
+        refused="onnx",
     ),
     "bucketize": Row(
-        "each element", with_others, "input boundaries * out_int32 right", default="input"
+        "each element",
+        with_others,
+        "input boundaries * out_int32 right",
+        default="input",
+        refused="onnx",
     ),
     "searchsorted": Row(
         "each element",
         with_others,
         "sorted_sequence input * out_int32 right side sorter",
         default="input",
+        refused="onnx",
     ),
-    "frexp": Row("each element", with_others, "input", default="input"),
+    "frexp": Row("each element", with_others, "input", default="input", refused="onnx"),
     "dist": Row("reduction", dist, "input other p"),
 }

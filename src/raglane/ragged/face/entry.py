@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raglane import segments
 from raglane._utils.messages import quote
-from raglane._utils.tracing import is_exporting, is_transformed
+from raglane._utils.tracing import is_exporting, is_for_onnx, is_transformed
 from raglane.errors import ArgumentTypeError, DimensionError, ShapeError
 from raglane.ragged.base import FlatBatch
 
@@ -28,7 +28,7 @@ class Row:
     keyword only. ``steps`` computes it over the steps of each sequence, ``default`` is a value that
     depends on the kind, and ``flags`` are properties. ``refused`` lists the transformations in which
     it raises an error, over the steps if it has ``steps``: ``"compile"``, ``"export"``, ``"vmap"``,
-    ``"grad"`` or ``"jvp"``. It is right in all others.
+    ``"grad"``, ``"jvp"`` or ``"onnx"``, of which ``"export"`` is a part. It is right in all others.
     """
 
     kind: str
@@ -57,6 +57,7 @@ class Entry:
         self.refused = frozenset(row.refused.split())
         self.signature = (*by_position.split(), *by_keyword.split())
         self.by_position = len(by_position.split())
+        self.has_dim_second = by_position.split()[1:2] == ["dim"]
         self.accepted = {*self.signature, *_ALIASES, "out"}
 
     def has(self, flag: str) -> bool:
@@ -83,7 +84,9 @@ class Entry:
         if not self.refused:
             return
         place = ""
-        if "export" in self.refused and is_exporting():
+        if is_for_onnx() and self.refused & {"onnx", "export"}:
+            place = "rl.export.onnx"
+        elif "export" in self.refused and is_exporting():
             place = "torch.export"
         elif "compile" in self.refused and torch.compiler.is_compiling():
             # With fullgraph=True an error with this message: torch.compile does not trace how ours
@@ -94,6 +97,8 @@ class Entry:
         if place:
             rule = f"called outside of {place}"
             fix = "call it before or after the transformed function"
+            if is_for_onnx():
+                fix = "call it on the outputs of the file"
             raise ArgumentTypeError(self.name, f"a Ragged within {place}", rule, fix)
 
 
@@ -190,6 +195,15 @@ def like(batch: FlatBatch, result: Any) -> Any:
     if isinstance(result, Tensor):
         return batch._like(result)
     return type(result)([batch._like(rows) for rows in result])
+
+
+def sure(index: Tensor, exists: Tensor, size: Any) -> Tensor:
+    """Return an index of rows whose existence has been asserted.
+
+    NOTE (files): a file of ONNX has no assertions. In its graph, rows that do not exist get the
+    index ``size``, which is out of bounds, so that its runtime raises an error.
+    """
+    return torch.where(exists, index, size) if is_for_onnx() else index
 
 
 def check_floating(name: str, values: Tensor) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import as_tensor
 from raglane._utils.messages import quote
-from raglane._utils.tracing import is_transformed
+from raglane._utils.tracing import is_for_onnx, is_transformed
 from raglane.errors import ArgumentError, ArgumentTypeError, DimensionError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.face.entry import (
@@ -23,6 +23,7 @@ from raglane.ragged.face.entry import (
     check_together,
     ragged_input,
     rows_of,
+    sure,
 )
 from raglane.segments.indexing import take_rows
 
@@ -102,6 +103,8 @@ def _numbers(entry: Any) -> Tensor:
         numbers = as_tensor(entry)
     except (TypeError, ValueError, RuntimeError):
         numbers = torch.empty(0)
+    if isinstance(entry, list) and not entry:  # which has no dtype
+        numbers = numbers.long()
     if numbers.dtype.is_floating_point or numbers.dtype.is_complex or numbers.dtype is torch.bool:
         rule = "an integer, a slice, or integers in a list or tensor"
         fix = "pass r[mask] with a Ragged of bools to choose elements"
@@ -179,9 +182,12 @@ def _bound(kind: Any, place: int, begins: Any, ends: Any) -> Any:
 
 def _step(batch: Any, step: int) -> Tensor:
     """Return one step of each sequence, ``(B, *features)``."""
-    batch._needs_elements("index of the steps", step + 1 if step >= 0 else -step)
+    least = step + 1 if step >= 0 else -step
+    batch._needs_elements("index of the steps", least)
     offsets = batch.offsets
     rows = offsets[:-1] + step if step >= 0 else offsets[1:] + step
+    if is_for_onnx():
+        rows = sure(rows, offsets.diff() >= least, batch._values.shape[0])
     return batch._values.index_select(0, rows)
 
 
@@ -199,9 +205,10 @@ def _pairs(batch: Any, sequences: Any, steps: Any) -> Tensor:
     )
     offsets = batch.offsets
     lengths = offsets.diff()[chosen]
-    batch._needs_steps("index", (within >= -lengths) & (within < lengths))
+    exists = (within >= -lengths) & (within < lengths)
+    batch._needs_steps("index", exists)
     rows = offsets[:-1][chosen] + torch.where(within < 0, within + lengths, within)
-    return batch._values[rows]
+    return batch._values[sure(rows, exists, batch._values.shape[0])]
 
 
 def masked_select(entry: Entry, args: Arguments, kwargs: Options) -> Tensor:
@@ -214,4 +221,4 @@ def masked_select(entry: Entry, args: Arguments, kwargs: Options) -> Tensor:
     return torch.masked_select(batch._values, rows_of(entry.name, mask, batch))
 
 
-ROWS: dict[str, Row] = {"masked_select": Row("index", masked_select, "input mask")}
+ROWS: dict[str, Row] = {"masked_select": Row("index", masked_select, "input mask", refused="onnx")}

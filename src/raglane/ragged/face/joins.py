@@ -157,8 +157,10 @@ def shape_of_features(entry: Entry, args: Arguments, kwargs: Options) -> Any:
         if name in bound:
             bound[name] = _features(entry, bound[name], batch, adds)
     bound["input"] = batch._values
-    # Not a method of a tensor, which torch.compile does not trace.
-    return batch._like(getattr(torch, entry.name)(*bound.values()))
+    # Not a method of a tensor, which torch.compile does not trace, nor the name that torch.vmap
+    # does not support.
+    name = "movedim" if entry.name == "moveaxis" else entry.name
+    return batch._like(getattr(torch, name)(*bound.values()))
 
 
 def _features(entry: Entry, dims: Any, batch: FlatBatch, adds: int) -> Any:
@@ -362,8 +364,8 @@ ROWS: dict[str, Row] = {
     "chunk": Row("join", split, "input chunks dim"),
     "tensor_split": Row("join", split, "input indices_or_sections dim"),
     "unbind": Row("join", unbind, "input dim"),
-    "equal": Row("join", equal, "input other"),
-    "allclose": Row("join", allclose, "input other rtol atol equal_nan"),
+    "equal": Row("join", equal, "input other", refused="compile export"),
+    "allclose": Row("join", allclose, "input other rtol atol equal_nan", refused="compile export"),
     "unsqueeze": Row("features", shape_of_features, "input dim", flags="adds"),
     "squeeze": Row("features", shape_of_features, "input dim"),
     "flatten": Row("features", shape_of_features, "input start_dim end_dim"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from raglane.errors import ArgumentTypeError, ShapeError
@@ -31,9 +32,19 @@ def loss(entry: Entry, args: Arguments, kwargs: Options) -> Any:
             bound[name] = rows_of(entry.name, value, batch)
     if bound.get("reduction") == "batchmean":
         return entry.function(**(bound | {"reduction": "sum"})) / batch._count
-    result = entry.function(**bound)
+    # Not compared in a graph, which would be one for batches without elements.
+    is_unset = entry.has("unset") and not torch.compiler.is_compiling()
+    if is_unset and not batch._values.shape[0]:
+        rows = batch._values.sum(list(range(1, features + 1)))
+        options = {name: bound[name] for name in _REDUCTION if name in bound}
+        result = torch.nn.functional.l1_loss(rows, rows, **options)
+    else:
+        result = entry.function(**bound)
     is_each = bound.get("reduction") == "none" or bound.get("reduce") is False
     return batch._like(result) if is_each else result
+
+
+_REDUCTION = ("size_average", "reduce", "reduction")
 
 
 def _check_ragged(entry: Entry, name: str, value: Any, batch: Any) -> None:
@@ -68,9 +79,12 @@ def _row(rows: str = "input target", flags: str = "", optional: str = "", refuse
 
 ROWS: dict[str, Row] = {
     **dict.fromkeys(
-        """cross_entropy nll_loss multi_margin_loss multilabel_margin_loss
-        multilabel_soft_margin_loss""".split(),
+        "cross_entropy nll_loss multilabel_soft_margin_loss".split(),
         _row(flags="classes"),
+    ),
+    # Torch's result for no element is memory that nothing was written to.
+    **dict.fromkeys(
+        "multi_margin_loss multilabel_margin_loss".split(), _row(flags="classes unset")
     ),
     **dict.fromkeys(
         """mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div poisson_nll_loss

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+from types import FrameType
+
+import torch
 
 from raglane.errors import ArgumentTypeError
 
@@ -73,9 +76,15 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         "call r.to_numpy()",
     ),
     (
-        r"broadcast_tensors|ndimension",
+        "broadcast_tensors",
         "because sequences have different lengths",
-        "use rl.distributions for torch.distributions; otherwise r.broadcast(x), or r.dim()",
+        "use Categorical, Normal or Bernoulli of rl.distributions in place of those of "
+        "torch.distributions, and r.values for others; or call r.broadcast(x)",
+    ),
+    (
+        "ndimension",
+        "because sequences have different lengths",
+        "use Categorical of rl.distributions in place of that of torch.distributions; or call r.dim()",
     ),
     (
         r"repeat|tile|expand|broadcast_\w+|repeat_interleave",
@@ -107,6 +116,23 @@ def _reason(name: str) -> tuple[str, str]:
 def _sentences(first: str, name: str) -> str:
     reason, fix = _reason(name)
     return f"{first}, {reason}. {fix[:1].upper()}{fix[1:]}."
+
+
+_LAZY = (
+    torch.nn.modules.batchnorm._LazyNormBase.initialize_parameters.__code__,
+    torch.nn.modules.conv._LazyConvXdMixin._get_in_channels.__code__,
+)
+
+
+def refuse_lazy(caller: FrameType) -> None:
+    """Raise for a lazy module that reads its number of channels, dimension 1, from a shape.
+
+    A Ragged has no number of steps, and the error of torch would be one of None.
+    """
+    if caller.f_code in _LAZY:
+        name = type(caller.f_locals["self"]).__name__
+        kind = re.sub("(?<!^)(?=[A-Z])", "_", name.removeprefix("Lazy")).lower()
+        raise ArgumentTypeError(_sentences(f"{name} does not accept a Ragged", kind))
 
 
 def refusal(name: str) -> ArgumentTypeError:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, require
 from raglane.data.assemble.pieces import Alike
+from raglane.data.assemble.streams import parquet_pieces
 from raglane.data.formats import FORMATS, pick
 from raglane.data.formats import read as read_records
 from raglane.data.prepare.missing import BLOCKS
@@ -24,7 +25,7 @@ from raglane.data.prepare.statistics import FeatureCounts, Statistics
 from raglane.data.reading import japanese_vowels
 from raglane.data.records import NO_ROLES, Columns, Records, RoleNotes, note_single
 from raglane.data.sources.files import check_readable, check_text, data_error
-from raglane.data.sources.ipc import is_converted, parquet_pieces, read_parquet, readable
+from raglane.data.sources.ipc import is_converted, readable
 from raglane.data.store.conversion import Progress
 from raglane.data.store.fragments import Layout
 from raglane.errors import DataError
@@ -318,4 +319,4 @@ def contents_of_parquet(path: Path, columns: Columns, progress: Progress) -> Con
         if alike.layout is not None:
             contents = _contents(path, np.concatenate(lengths), counted, alike.layout, ())
             return _noted(contents, records)
-    return contents_of(read_parquet(path, columns), path)
+    return contents_of(read_records(path, columns, "parquet"), path)

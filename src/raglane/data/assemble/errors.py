@@ -1,0 +1,46 @@
+"""Refusals about a file, and notes about options that do nothing for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from raglane.data.records import LISTS, ROLES, Columns, Records, option
+from raglane.data.roles import Refusal
+from raglane.data.sources.files import data_error
+from raglane.errors import DataError
+
+
+def refused(path: Path, refusal: Refusal) -> DataError:
+    """Return the error for a file whose columns have no role, or several."""
+    error = data_error(path, refusal.got, refusal.rule, refusal.fix)
+    error.fixes = dict(refusal.fixes)
+    return error
+
+
+def unused_notes(
+    columns: Columns, roles: Iterable[str], source: str, records: Records
+) -> list[str]:
+    """Return the notes about options that do nothing for these records, whose source has columns of
+    some roles.
+    """
+    if roles and records.columns.sequence is not None:
+        roles = ("sequence", "label", "id", *LISTS)
+        source = "a table of this kind"
+    unused = [
+        role for role in ROLES if getattr(columns, role) not in (None, False) and role not in roles
+    ]
+    is_sequence = records.targets is not None and records.targets.ordered
+    texts = {
+        "split": records.is_tokens and records.columns.split is not None,
+        # Data to predict has no labels.
+        "label_split": not columns.need_labels or is_sequence,
+        "tokens": records.is_tokens or not columns.tokens,
+    }
+    idle = [name for name, acts in texts.items() if getattr(columns, name) and not acts]
+    reasons = {f"{source} has no such column": unused, "no texts or whole numbers fit": idle}
+    return [
+        f"not used, since {reason}: {', '.join(map(option, names))}"
+        for reason, names in reasons.items()
+        if names
+    ]
