@@ -173,21 +173,21 @@ def _gradients(
         for result, weight in zip(results, weights, strict=True)
         if weight is not None and result is not None and result.requires_grad
     ]
-    places = [
-        place
+    leaves = [
+        (place, tensor)
         for place, tensor in enumerate(inputs)
         if tensor is not None and tensor.requires_grad and pairs
     ]
     gradients: list[Tensor | None] = [None] * len(inputs)
-    if places:
+    if leaves:
         computed = torch.autograd.grad(
             [result for result, _ in pairs],
-            [inputs[place] for place in places],  # type: ignore[misc]
+            [tensor for _, tensor in leaves],
             [weight for _, weight in pairs],
             create_graph=create_graph,
             allow_unused=True,
         )
-        for place, gradient in zip(places, computed, strict=True):
+        for (place, _), gradient in zip(leaves, computed, strict=True):
             gradients[place] = gradient
     return gradients
 
