@@ -79,6 +79,24 @@ struct ElementwiseCall {
   PackTo packing = {};  // of a call that packs
 };
 
+// Elements of a sequence from one saved state of a linear recurrence to the next. With 32, of 16 states saved states are
+// 1/32 of all.
+inline constexpr int border = 32;
+
+// A checked call of the selective scan, divided into groups of sequences as an element-wise one.
+struct SelectiveScan {
+  const raglane_selective_scan* scan;
+  const Group* group;
+  int64_t groups;
+};
+
+// A checked call of linear attention.
+struct LinearAttention {
+  const raglane_attention* attention;
+  const int64_t* order;  // the sequences that are not empty, longest first
+  int64_t ordered;
+};
+
 struct Code;
 
 // A checked call of a program.

@@ -82,6 +82,21 @@ inline std::vector<int64_t> order_of(const int64_t* offsets, int64_t sequences) 
   return order;
 }
 
+// Adjacent sequences in groups of nearly equal numbers of elements, largest first. A sequence is never divided.
+inline std::vector<Group> groups_of(const int64_t* offsets, int64_t sequences, int64_t elements) {
+  std::vector<Group> groups;
+  int64_t least = std::max(tuning::group_elements, (elements + tuning::most_groups - 1) / tuning::most_groups);
+  for (int64_t b = 0, begin = 0; b < sequences; b++) {
+    if (b + 1 < sequences && offsets[b + 1] - offsets[begin] < least) continue;
+    groups.push_back({begin, b + 1, (int64_t)groups.size()});
+    begin = b + 1;
+  }
+  std::stable_sort(groups.begin(), groups.end(), [&](const Group& a, const Group& b) {
+    return offsets[a.end] - offsets[a.begin] > offsets[b.end] - offsets[b.begin];
+  });
+  return groups;
+}
+
 // The description of the sequences in `order` for the kernels.
 inline Batch batch_of(const int64_t* offsets, int64_t elements, const std::vector<int64_t>& order) {
   int64_t longest = order.empty() ? 0 : offsets[order[0] + 1] - offsets[order[0]];

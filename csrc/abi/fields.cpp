@@ -49,6 +49,8 @@ RAGLANE_ADD_FIELDS(raglane_cell_facts, RAGLANE_CELL_FACTS_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_search, RAGLANE_SEARCH_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_alignment, RAGLANE_ALIGNMENT_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_pairs, RAGLANE_PAIRS_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_selective_scan, RAGLANE_SELECTIVE_SCAN_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_attention, RAGLANE_ATTENTION_FIELDS)
 
 template <class Struct> std::string described(const char* name) {
   std::string text = std::string(name) + " " + std::to_string(sizeof(Struct)) + "\n";
@@ -64,7 +66,9 @@ extern "C" const char* raglane_fields(int32_t number) try {
       described<raglane_tensor>("raglane_tensor"), described<raglane_outer>("raglane_outer"),
       described<raglane_rows>("raglane_rows"), described<raglane_lattices>("raglane_lattices"),
       described<raglane_search>("raglane_search"), described<raglane_alignment>("raglane_alignment"),
-      described<raglane_pairs>("raglane_pairs"), described<raglane_cell_facts>("raglane_cell_facts")};
+      described<raglane_pairs>("raglane_pairs"),
+      described<raglane_selective_scan>("raglane_selective_scan"),
+      described<raglane_attention>("raglane_attention"), described<raglane_cell_facts>("raglane_cell_facts")};
   return number >= 0 && number < (int32_t)std::size(all) ? all[number].c_str() : nullptr;
 } catch (...) {
   return nullptr;  // no memory

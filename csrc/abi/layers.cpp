@@ -18,6 +18,7 @@ namespace tuning = raglane::tuning;
 using raglane::Call;
 using raglane::ElementwiseCall;
 using raglane::Group;
+using raglane::groups_of;
 using raglane::Kernels;
 using raglane::PackTo;
 using raglane::PackedHeader;
@@ -167,21 +168,6 @@ struct TableRows {
   }
 };
 
-// Adjacent sequences in groups of nearly equal numbers of elements, largest first. A sequence is never divided.
-std::vector<Group> groups_of(const raglane_layer& l) {
-  std::vector<Group> groups;
-  int64_t least = std::max(tuning::group_elements, (l.elements + tuning::most_groups - 1) / tuning::most_groups);
-  for (int64_t b = 0, begin = 0; b < l.sequences; b++) {
-    if (b + 1 < l.sequences && l.offsets[b + 1] - l.offsets[begin] < least) continue;
-    groups.push_back({begin, b + 1, (int64_t)groups.size()});
-    begin = b + 1;
-  }
-  std::stable_sort(groups.begin(), groups.end(), [&](const Group& a, const Group& b) {
-    return l.offsets[a.end] - l.offsets[a.begin] > l.offsets[b.end] - l.offsets[b.begin];
-  });
-  return groups;
-}
-
 // Complete a call: initial states of zeros, and memory for gradients of them that are
 // not needed. Returns that memory.
 std::vector<unsigned char> complete(raglane_layer& l, bool backward) {
@@ -218,7 +204,7 @@ int32_t run_matrix(raglane_layer& l, const Kernels& kernels, bool backward) {
 }
 
 int32_t run_elementwise(raglane_layer& l, const Kernels& kernels, bool backward) {
-  std::vector<Group> groups = groups_of(l);
+  std::vector<Group> groups = groups_of(l.offsets, l.sequences, l.elements);
   int64_t largest = groups.empty() ? 0 : l.offsets[groups[0].end] - l.offsets[groups[0].begin];
   bool multiplies = !backward || l.grad_values || l.grad_weights[0].input;
   double number = 2.0 * (multiplies ? l.input_size : 0) + tuning::row_operations;

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 /* Incremented whenever a struct below changes; Python rejects a library of another version. */
-#define RAGLANE_ABI 19
+#define RAGLANE_ABI 20
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, weights included. Weights are packed as int8, with a scale for each
@@ -432,6 +432,8 @@ typedef struct raglane_pairs { RAGLANE_PAIRS_FIELDS(RAGLANE_FIELD) } raglane_pai
 RAGLANE_EXPORT int32_t raglane_soft_dtw(const raglane_pairs* pairs, char* message, int64_t size);
 RAGLANE_EXPORT int32_t raglane_soft_dtw_shares(const raglane_pairs* pairs, char* message, int64_t size);
 RAGLANE_EXPORT int32_t raglane_edits(const raglane_pairs* pairs, char* message, int64_t size);
+
+#include "recurrences.h"
 
 /* Up to this many elements, and numbers in the weights of a direction, raglane_backward computes the gradients of
  * values and weights in bfloat16 fastest. For more, a library that uses bfloat16 instructions is faster. */

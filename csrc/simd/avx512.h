@@ -46,6 +46,9 @@ RAGLANE_INLINE F square_root(F x) { return (F)_mm512_sqrt_ps((__m512)x); }
 RAGLANE_INLINE D square_root(D x) { return (D)_mm512_sqrt_pd((__m512d)x); }
 RAGLANE_INLINE F times_power_of_two(F x, F n, I) { return (F)_mm512_scalef_ps((__m512)x, (__m512)n); }
 
+RAGLANE_INLINE float sum_of(F v) { return _mm512_reduce_add_ps((__m512)v); }
+RAGLANE_INLINE double sum_of(D v) { return _mm512_reduce_add_pd((__m512d)v); }
+
 // One Newton step on a 14-bit reciprocal, then one on the quotient: a third of a division's time.
 template <int N> RAGLANE_INLINE void quotient(F* numerator, const F* denominator) {
   F r[N], q[N];

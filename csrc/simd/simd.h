@@ -71,6 +71,18 @@ template <class V> RAGLANE_INLINE V square_root(V x) {
   return x;
 }
 
+// The sum of the entries of a vector: of its halves, their halves, and so on.
+template <class V> RAGLANE_INLINE auto sum_of(V v) {
+  constexpr int width = sizeof v / sizeof v[0];
+  decltype(v[0] + v[0]) part[width];
+  memcpy(part, &v, sizeof v);
+#pragma GCC unroll 8
+  for (int half = width / 2; half > 0; half /= 2)
+#pragma GCC unroll 16
+    for (int i = 0; i < half; i++) part[i] += part[i + half];
+  return part[0];
+}
+
 // numerator = numerator / denominator, N vectors interleaved, for denominators in [1, 4].
 template <int N, class V> RAGLANE_INLINE void quotient(V* numerator, const V* denominator) {
   RAGLANE_EACH numerator[i] = numerator[i] / denominator[i];

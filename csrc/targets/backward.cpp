@@ -14,18 +14,32 @@ namespace raglane::RAGLANE_FAMILY {
 int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&));
 int32_t backward_in_rounds(const Call& call);
 int32_t outer(const raglane_outer& outer);
+int32_t scan(const SelectiveScan& call);
+int32_t scan_backward(const SelectiveScan& call);
+int32_t attend(const LinearAttention& call);
+int32_t attend_backward(const LinearAttention& call);
 }
 #endif
 
 namespace raglane::RAGLANE_TARGET {
 #if defined(RAGLANE_FAMILY)
+using RAGLANE_FAMILY::attend;
+using RAGLANE_FAMILY::attend_backward;
 using RAGLANE_FAMILY::backward_in_rounds;
 using RAGLANE_FAMILY::outer;
+using RAGLANE_FAMILY::scan;
+using RAGLANE_FAMILY::scan_backward;
 using RAGLANE_FAMILY::walk_and_gradients;
 #else
 int32_t outer(const raglane_outer& outer) { return outer_products(outer); }
 int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&)) { return with_gradients(call, walk); }
 int32_t backward_in_rounds(const Call& call) { return run<BackwardRounds>(call); }
+#endif
+#if !defined(RAGLANE_FAMILY)
+int32_t scan(const SelectiveScan& call);
+int32_t scan_backward(const SelectiveScan& call);
+int32_t attend(const LinearAttention& call);
+int32_t attend_backward(const LinearAttention& call);
 #endif
 int32_t forward(const Call& call);
 int32_t elementwise_forward(const ElementwiseCall& call);
@@ -38,5 +52,6 @@ int32_t backward(const Call& call) {
   return call.rounds ? backward_in_rounds(call) : walk_and_gradients(call, run<BackwardScan, Call>);
 }
 extern const Kernels kernels = {forward,          backward, elementwise_forward, elementwise_backward, pack,
-                                elementwise_pack, program, program_pack, outer, apply, multiply_registers};
+                                elementwise_pack, program, program_pack, outer, scan, scan_backward,
+                                attend, attend_backward, apply, multiply_registers};
 }  // namespace raglane::RAGLANE_TARGET

@@ -46,6 +46,10 @@ struct Kernels {
   int32_t (*program)(const ProgramCall&);
   int32_t (*program_pack)(const ProgramCall&);
   int32_t (*outer)(const raglane_outer&);
+  int32_t (*scan)(const SelectiveScan&);
+  int32_t (*scan_backward)(const SelectiveScan&);
+  int32_t (*attend)(const LinearAttention&);
+  int32_t (*attend_backward)(const LinearAttention&);
   int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);
   int64_t (*multiply_registers)(int64_t dtype, int64_t rounds);  // returns operations
 };

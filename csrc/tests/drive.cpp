@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "tests/drawn_program.h"
+#include "tests/drawn_recurrence.h"
 #include "tests/drawn_search.h"
 
 namespace {
@@ -421,6 +422,8 @@ void drive(int rounds, unsigned seed) {
     check_program(random, round, seed);
     DrawnSearch search(random);
     search.check(), check_alignment(search), check_pairs(search);
+    DrawnRecurrence scan(random), attention(random);
+    scan.check_scan(), attention.check_attention();
     Case c = draw_matrix(random);
     std::vector<Bytes> wanted;
     Packed packed, packed_elementwise;

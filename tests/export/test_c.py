@@ -50,6 +50,7 @@ def built(folder: Path, flags: str) -> Path:
     prefix, build = folder / "native", folder / "build"
     for source, place in (
         ("abi/raglane.h", "include"),
+        ("abi/recurrences.h", "include"),
         ("cmake/raglaneConfig.cmake", "lib/cmake/raglane"),
     ):
         (prefix / place).mkdir(parents=True, exist_ok=True)

@@ -219,6 +219,27 @@ def _run_losses() -> None:
     crf.decode(scores)
 
 
+def _run_recurrences() -> None:
+    lengths = [40, 0, 3]
+
+    def drawn(*shape: int) -> rl.Ragged:
+        return rl.Ragged.from_flat(torch.randn(43, *shape).requires_grad_(), lengths=lengths)
+
+    def run(results: Any) -> None:
+        out, state = results
+        total = out.values.sum() + torch.cat([part.view(-1) for part in parts(state)]).sum()
+        total.backward()
+
+    for resets in (None, rl.Ragged.from_flat(torch.arange(43) == 35, lengths=lengths)):
+        scanned = drawn(6), drawn(6), -torch.rand(6, 3), drawn(2, 3), drawn(2, 3)
+        run(rl.nn.selective_scan(*scanned, torch.randn(6), softplus=True, resets=resets))
+        for delta in (True, False):
+            decays = drawn(2).map(torch.nn.functional.logsigmoid)
+            gains: Any = {"gain" if delta else "log_gain": drawn(2)}
+            attended = drawn(1, 5), drawn(1, 5), drawn(2, 4), decays
+            run(rl.nn.linear_attention(*attended, **gains, delta=delta, resets=resets))
+
+
 def _run_layer_operator(calls: list[Call]) -> None:
     values, state = torch.randn(sum(LENGTHS), 5), torch.zeros(1, 3, 4)
     offsets = torch.tensor([0, 4, 4, 7])
@@ -254,6 +275,7 @@ def calls() -> list[Call]:
             _run_layers()
             _run_program()
             _run_losses()
+            _run_recurrences()
         _run_layer_operator(made)
     return list({call.key: call for call in made}.values())
 

@@ -29,6 +29,7 @@ _LIBRARY = "raglane/native/lib/libraglane_cpu.so"
 KERNELS = {
     _LIBRARY,
     "raglane/native/include/raglane.h",
+    "raglane/native/include/recurrences.h",
     "raglane/native/lib/cmake/raglane/raglaneConfig.cmake",
 }
 # The layers as operators of torch, only for Linux.

@@ -29,7 +29,7 @@ from raglane._utils.messages import warn_caller
 from raglane._utils.tracing import constant_when_traced, refuse_jit_trace
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 19
+ABI = 20
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
@@ -104,6 +104,7 @@ class Library:
     few_elements: int
     few_weights: int
     least_block: int  # in bytes, the size from which :func:`empty` takes a block
+    border: int  # elements of a sequence between saved states of linear recurrences
     own_threads: bool  # not OpenMP's
     flags: int = 0  # ``raglane_flags``, which divide the work in another way, for tests
 
@@ -237,12 +238,20 @@ def library() -> Library:
         handle.raglane_few_elements(),
         handle.raglane_few_weights(),
         handle.raglane_least_block(),
+        handle.raglane_border(),
     )
     loaded = Library(
         handle, structs, numbers, next(iter(numbers)), *sizes, bool(handle.raglane_own_threads())
     )
     isa = os.environ.get("RAGLANE_ISA")
     return loaded if not isa else loaded.with_isa(isa)
+
+
+@cache
+def packer(struct: str) -> Any:
+    """Return a function that packs all fields of a struct."""
+    layout = library().structs[struct]
+    return layout.packer(*layout.formats)
 
 
 class Operators(NamedTuple):
@@ -309,6 +318,14 @@ def _declare(handle: ctypes.CDLL) -> None:
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     for name in ("best_alignment", "soft_dtw", "soft_dtw_shares", "edits"):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
+    for name in (
+        "scan_selectively",
+        "scan_selectively_backward",
+        "attend",
+        "attend_backward",
+    ):
+        getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
+    handle.raglane_border.restype = integer
     handle.raglane_run_stages.argtypes = [pointer, *[integer] * 4, text, integer]
     for name in ("pack", "pack_program"):
         getattr(handle, f"raglane_{name}").argtypes = [

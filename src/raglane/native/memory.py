@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_dense, check_storage
+from raglane._utils.checks import check_dense, check_like, check_storage
 from raglane.errors import ArgumentTypeError, ShapeError
 
 NO_MEMORY = (RuntimeError, AttributeError, ValueError, IndexError, TypeError, KeyError)
@@ -61,6 +61,31 @@ def contiguous(name: str, tensor: Tensor) -> Tensor:
     rule = "a tensor with storage, which C can read"
     fix = "pass a plain tensor, or choose backend='reference'"
     raise ShapeError(name, f"a {type(tensor).__name__} without storage", rule, fix)
+
+
+def readable(
+    *arguments: tuple[str, Tensor, tuple[int, ...], torch.dtype],
+) -> tuple[list[int], list[Any]]:
+    """Return the addresses of tensors that C can read, and their owners.
+
+    An argument is a name, a tensor, its shape and its dtype.
+    """
+    addresses = []
+    owners = []
+    for name, tensor, shape, dtype in arguments:
+        memory = address(tensor, shape, dtype)
+        if memory is None:
+            check_like(name, tensor, shape, torch.empty(0, dtype=dtype, device="cpu"))
+            tensor = contiguous(name, tensor)
+            memory = address(tensor, shape, dtype)
+            if memory is None:
+                rule = "unchanged during a call"
+                fix = "do not change it in another thread"
+                raise ShapeError(name, "a tensor that changed", rule, fix)
+        begin, storage = memory
+        addresses.append(begin)
+        owners.append((tensor, storage))
+    return addresses, owners
 
 
 def pointer(tensor: Tensor | None) -> int:

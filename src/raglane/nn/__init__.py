@@ -10,6 +10,8 @@ from raglane.nn.convolution import CausalConv1d, Conv1d
 from raglane.nn.crf import CRF
 from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.pooling import AttentionPooling, Pooling
+from raglane.nn.recurrences.attention import linear_attention
+from raglane.nn.recurrences.selective import selective_scan
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.cell_layers import (
     GRUD,
@@ -51,4 +53,6 @@ __all__ = [
     "Recurrent",
     "SequenceEncoder",
     "init",
+    "linear_attention",
+    "selective_scan",
 ]

@@ -7,16 +7,13 @@ gets.
 from __future__ import annotations
 
 import math
-from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from raglane._utils.checks import check_like
-from raglane.errors import ShapeError
-from raglane.native.library import ABI, DTYPES, call, found_state, library
-from raglane.native.memory import address, contiguous
+from raglane.native.library import ABI, DTYPES, call, found_state, library, packer
+from raglane.native.memory import readable
 
 
 class Grams(NamedTuple):
@@ -42,45 +39,13 @@ class Beam(NamedTuple):
     bonus: float  # added for each token
 
 
-@cache
-def _packer(struct: str) -> Any:
-    """Return a function that packs all fields of a struct."""
-    layout = library().structs[struct]
-    return layout.packer(*layout.formats)
-
-
-def _readable(
-    *arguments: tuple[str, Tensor, tuple[int, ...], torch.dtype],
-) -> tuple[list[int], list[Any]]:
-    """Return the addresses of tensors that C can read, and their owners.
-
-    An argument is a name, a tensor, its shape and its dtype.
-    """
-    addresses = []
-    owners = []
-    for name, tensor, shape, dtype in arguments:
-        memory = address(tensor, shape, dtype)
-        if memory is None:
-            check_like(name, tensor, shape, torch.empty(0, dtype=dtype, device="cpu"))
-            tensor = contiguous(name, tensor)
-            memory = address(tensor, shape, dtype)
-            if memory is None:
-                rule = "unchanged during a call"
-                fix = "do not change it in another thread"
-                raise ShapeError(name, "a tensor that changed", rule, fix)
-        begin, storage = memory
-        addresses.append(begin)
-        owners.append((tensor, storage))
-    return addresses, owners
-
-
 def align(
     emissions: Tensor, frames: Tensor, labels: Tensor, one_per_frame: bool, need_shares: bool
 ) -> tuple[Tensor, Tensor]:
     """Return losses ``(B,)`` and, if needed, shares ``(M, 2)`` of a transducer's emissions."""
     count = frames.shape[0]
     rows = emissions.shape[0]
-    addresses, _owners = _readable(
+    addresses, _owners = readable(
         ("frames", frames, (count,), torch.int64),
         ("labels", labels, (count,), torch.int64),
         ("emissions", emissions, (rows, 2), emissions.dtype),
@@ -89,7 +54,7 @@ def align(
     shares = emissions.new_empty((rows, 2) if need_shares else 0)
     out = losses.data_ptr(), shares.data_ptr() if need_shares else 0
     head = ABI, library().threads(), DTYPES[emissions.dtype], count, rows, one_per_frame
-    call("raglane_align", _packer("raglane_lattices")(*head, *addresses, *out))
+    call("raglane_align", packer("raglane_lattices")(*head, *addresses, *out))
     return losses, shares
 
 
@@ -103,7 +68,7 @@ def find_prefixes(
     """Run or continue a beam search on ``(N, C)``; return the state and the offsets of records."""
     count = offsets.shape[0] - 1
     total, classes = log_probs.shape
-    addresses, _owners = _readable(
+    addresses, _owners = readable(
         ("offsets", offsets, (count + 1,), torch.int64),
         ("log_probs", log_probs, (total, classes), log_probs.dtype),
     )
@@ -112,7 +77,7 @@ def find_prefixes(
     if state is not None:
         records, record_offsets = state
         size = records.shape[0]
-        (begin, begin_offsets), _state = _readable(
+        (begin, begin_offsets), _state = readable(
             ("state", records, (size,), torch.int64),
             ("state", record_offsets, (count + 1,), torch.int64),
         )
@@ -123,11 +88,11 @@ def find_prefixes(
         size = grams.tokens.shape[0]
         shapes = (contexts + 1,), (contexts,), (contexts,), (size,), (size,), (size,)
         dtypes = [torch.int64, torch.int64, torch.float64] * 2
-        arrays, _model = _readable(*zip(["scorer"] * 6, grams[2:], shapes, dtypes, strict=True))
+        arrays, _model = readable(*zip(["scorer"] * 6, grams[2:], shapes, dtypes, strict=True))
         model = [grams.order, contexts, grams.begin, size, *arrays]
     head = ABI, DTYPES[log_probs.dtype], library().threads(), count, total, classes
     return found_state(
-        _packer("raglane_search")(
+        packer("raglane_search")(
             *head, *beam[:3], -math.inf, *beam[3:], *addresses, *previous, *model
         ),
         count,
@@ -141,7 +106,7 @@ def best_alignment(
     count = offsets.shape[0] - 1
     labels = targets.shape[0]
     total, classes = log_probs.shape
-    addresses, _owners = _readable(
+    addresses, _owners = readable(
         ("offsets", offsets, (count + 1,), torch.int64),
         ("targets", label_offsets, (count + 1,), torch.int64),
         ("log_probs", log_probs, (total, classes), log_probs.dtype),
@@ -152,7 +117,7 @@ def best_alignment(
     scores = torch.empty(count, dtype=torch.float64, device="cpu")
     out = times.data_ptr(), confidences.data_ptr(), scores.data_ptr()
     head = ABI, DTYPES[log_probs.dtype], library().threads(), count, total, classes, blank, labels
-    call("raglane_best_alignment", _packer("raglane_alignment")(*head, *addresses, *out))
+    call("raglane_best_alignment", packer("raglane_alignment")(*head, *addresses, *out))
     return times, confidences, scores
 
 
@@ -164,7 +129,7 @@ def soft_dtw(
     With ``reach``, that result, return the derivatives of each sequence's last one.
     """
     results = [] if reach is None else [("reach", reach, tuple(costs.shape), torch.float64)]
-    addresses, _owners = _readable(
+    addresses, _owners = readable(
         ("offsets", left, (left.shape[0],), torch.int64),
         ("offsets", right, (left.shape[0],), torch.int64),
         ("costs", costs, (costs.shape[0],), torch.float64),
@@ -174,7 +139,7 @@ def soft_dtw(
     result = torch.empty(costs.shape[0], dtype=torch.float64, device="cpu")
     out = (result.data_ptr(), 0) if reach is None else (addresses[3], result.data_ptr())
     head = ABI, library().threads(), left.shape[0] - 1, *sizes, costs.shape[0], gamma
-    fields = _packer("raglane_pairs")(*head, *addresses[:3], *out, 0, 0, 0)
+    fields = packer("raglane_pairs")(*head, *addresses[:3], *out, 0, 0, 0)
     call("raglane_soft_dtw" if reach is None else "raglane_soft_dtw_shares", fields)
     return result
 
@@ -182,7 +147,7 @@ def soft_dtw(
 def edits(left: Tensor, left_offsets: Tensor, right: Tensor, right_offsets: Tensor) -> Tensor:
     """Return the insertions, deletions and substitutions ``(B, 3)`` between sequences of int64."""
     count = left_offsets.shape[0] - 1
-    addresses, _owners = _readable(
+    addresses, _owners = readable(
         ("offsets", left_offsets, (count + 1,), torch.int64),
         ("offsets", right_offsets, (count + 1,), torch.int64),
         ("tokens", left, (left.shape[0],), torch.int64),
@@ -192,6 +157,6 @@ def edits(left: Tensor, left_offsets: Tensor, right: Tensor, right_offsets: Tens
     head = ABI, library().threads(), count, left.shape[0], right.shape[0], 0, math.nan
     call(
         "raglane_edits",
-        _packer("raglane_pairs")(*head, *addresses[:2], 0, 0, 0, *addresses[2:], counts.data_ptr()),
+        packer("raglane_pairs")(*head, *addresses[:2], 0, 0, 0, *addresses[2:], counts.data_ptr()),
     )
     return counts

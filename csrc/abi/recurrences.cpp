@@ -1,0 +1,147 @@
+// Checks of the arguments of linear recurrences.
+#include <cmath>
+
+#include "abi/checks.h"
+
+namespace {
+
+using namespace raglane;
+
+constexpr int64_t most_width = 1 << 20, most_rows = int64_t(1) << 40;
+// Operations of an exponential function and what follows it.
+constexpr double scan_operations = 20;
+
+template <class Call> void check_head(const Call& call) {
+  if (call.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)call.abi);
+  if (call.dtype < RAGLANE_FLOAT32 || call.dtype > RAGLANE_BFLOAT16)
+    fail("dtype must be RAGLANE_FLOAT32, RAGLANE_FLOAT64 or RAGLANE_BFLOAT16, got %lld", (long long)call.dtype);
+  at_least("threads", call.threads, 1);
+  at_least("sequences", call.sequences, 0);
+  at_least("elements", call.elements, 0);
+  if (call.threads > most_threads || call.sequences > most_rows || call.elements > most_rows)
+    fail("sizes must be at most those that this kernel supports, got more");
+}
+
+void check_size(const char* name, int64_t size) {
+  at_least(name, size, 1);
+  if (size > most_width) fail("%s must be at most %lld, got %lld", name, (long long)most_width, (long long)size);
+}
+
+void check(const raglane_selective_scan& call, bool backward) {
+  check_head(call);
+  check_size("channels", call.channels);
+  check_size("groups", call.groups);
+  check_size("states", call.states);
+  if (call.channels % call.groups != 0)
+    fail("channels must be a multiple of groups, %lld, got %lld", (long long)call.groups, (long long)call.channels);
+  if (!(call.least_dt <= call.most_dt)) fail("least_dt must be at most most_dt, got %g and %g", call.least_dt, call.most_dt);
+  present("A", call.A);
+  if (call.elements > 0) {
+    present("x", call.x), present("dt", call.dt), present("B", call.B), present("C", call.C);
+    if (!backward) present("output", call.output);
+    if (backward && call.elements >= border) present("borders", call.borders);
+  }
+  if (!backward && call.sequences > 0) present("final", call.final);
+}
+
+int32_t scan(const raglane_selective_scan* given, bool backward, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("scan", given);
+    raglane_selective_scan mine = *given;
+    check(mine, backward);
+    const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
+    std::vector<int64_t> offsets = checked_offsets(mine.offsets, mine.sequences, mine.elements);
+    mine.offsets = offsets.data();
+    const double each = scan_operations * (backward ? 2 : 1) * (double)mine.channels * (double)mine.states;
+    if (mine.flags == 0) mine.threads = useful_threads(mine.threads, each * (double)mine.elements);
+    std::vector<Group> groups = groups_of(mine.offsets, mine.sequences, mine.elements);
+    SelectiveScan call{&mine, groups.data(), (int64_t)groups.size()};
+    return (backward ? kernels.scan_backward : kernels.scan)(call);
+  });
+}
+
+void check(const raglane_attention& call, bool backward) {
+  check_head(call);
+  check_size("key_heads", call.key_heads);
+  check_size("heads", call.heads);
+  check_size("key_size", call.key_size);
+  check_size("value_size", call.value_size);
+  if (call.heads % call.key_heads != 0)
+    fail("heads must be a multiple of key_heads, %lld, got %lld", (long long)call.key_heads, (long long)call.heads);
+  if (call.heads * call.key_size > most_width * 16 / call.value_size)
+    fail("states must be of at most %lld numbers, got more", (long long)most_width * 16);
+  if (!(call.eps >= 0)) fail("eps must be at least 0, got %g", call.eps);
+  if (call.log_gain && (call.gain || call.delta || call.per_key))
+    fail("log_gain must be without gain, delta and decays of keys, got one of them");
+  if (call.elements > 0) {
+    present("q", call.q), present("k", call.k), present("v", call.v);
+    if (!backward || call.log_gain) present("output", call.output);
+    if (backward && call.elements >= border) present("borders", call.borders);
+    if (backward && call.delta) present("errors", call.errors);
+    if (backward && call.log_gain) present("reads", call.reads), present("levels", call.levels);
+  }
+  if (call.sequences == 0) return;
+  if (!backward || (call.log_gain && call.grad_final)) present("final", call.final);
+  if (call.log_gain && (!backward || call.grad_final_normaliser)) present("final_normaliser", call.final_normaliser);
+  if (call.log_gain && !backward) present("final_stabiliser", call.final_stabiliser);
+}
+
+// Of empty sequences final states are the initial ones, and so are their gradients.
+void copy_empty(const raglane_attention& call, const void* from, void* to, int64_t numbers) {
+  const int64_t bytes = numbers * (call.dtype == RAGLANE_FLOAT64 ? 8 : 4);
+  for (int64_t b = 0; to && b < call.sequences; b++) {
+    if (call.offsets[b] < call.offsets[b + 1]) continue;
+    char* row = (char*)to + b * bytes;
+    from ? (void)std::memcpy(row, (const char*)from + b * bytes, bytes) : (void)std::memset(row, 0, bytes);
+  }
+}
+
+int32_t attend(const raglane_attention* given, bool backward, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("attention", given);
+    raglane_attention mine = *given;
+    check(mine, backward);
+    const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
+    std::vector<int64_t> offsets = checked_offsets(mine.offsets, mine.sequences, mine.elements);
+    mine.offsets = offsets.data();
+    const double each = (backward ? 20 : 6) * (double)mine.heads * (double)(mine.key_size * mine.value_size);
+    if (mine.flags == 0) mine.threads = useful_threads(mine.threads, each * (double)mine.elements);
+    std::vector<int64_t> order = order_of(mine.offsets, mine.sequences);
+    LinearAttention call{&mine, order.data(), (int64_t)order.size()};
+    const int32_t status = (backward ? kernels.attend_backward : kernels.attend)(call);
+    if (status != RAGLANE_OK) return status;
+    const int64_t sizes[] = {mine.heads * mine.key_size * mine.value_size, mine.heads * mine.key_size, mine.heads};
+    const void* initial[] = {mine.initial, mine.initial_normaliser, mine.initial_stabiliser};
+    const void* grad_final[] = {mine.grad_final, mine.grad_final_normaliser, mine.grad_final_stabiliser};
+    void* final[] = {mine.final, mine.final_normaliser, mine.final_stabiliser};
+    void* grad_initial[] = {mine.grad_initial, mine.grad_initial_normaliser, mine.grad_initial_stabiliser};
+    for (int state = 0; state < (mine.log_gain ? 3 : 1); state++) {
+      if (backward) copy_empty(mine, grad_final[state], grad_initial[state], sizes[state]);
+      else copy_empty(mine, initial[state], final[state], sizes[state]);
+    }
+    return status;
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t raglane_border(void) { return border; }
+
+int32_t raglane_scan_selectively(const raglane_selective_scan* call, char* message, int64_t size) {
+  return scan(call, false, message, size);
+}
+
+int32_t raglane_scan_selectively_backward(const raglane_selective_scan* call, char* message, int64_t size) {
+  return scan(call, true, message, size);
+}
+
+int32_t raglane_attend(const raglane_attention* call, char* message, int64_t size) {
+  return attend(call, false, message, size);
+}
+
+int32_t raglane_attend_backward(const raglane_attention* call, char* message, int64_t size) {
+  return attend(call, true, message, size);
+}
+}

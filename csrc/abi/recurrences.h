@@ -1,0 +1,90 @@
+/* Linear recurrences on ragged batches; raglane.h includes this file, and explains the conventions.
+ *
+ * `real` is the type of `dtype`; `sum` is float for bfloat16, otherwise the same type: that of states and parameters.
+ * Outputs and states of a sequence have the same bits in any batch, and in any pieces that pass their states on; in float
+ * and double so have the gradients of its elements and states, with the same pieces. Gradients of parameters are
+ * bit-identical for any number of threads. A sequence's numbers never reach another sequence. Null gradients of
+ * results are zeros; null gradients of arguments are not needed. */
+#ifndef RAGLANE_RECURRENCES_H
+#define RAGLANE_RECURRENCES_H
+
+/* The states after every so many elements of a sequence are saved for backward, except those after the last element. Row
+ * offsets[b] / raglane_border() + i - 1 of the borders of B sequences, N / raglane_border() rows, is the state before
+ * element i * raglane_border() of sequence b. */
+RAGLANE_EXPORT int64_t raglane_border(void);
+
+/* The selective scan of Mamba, for each channel c, its group g = c / (C / G), and each state s:
+ *   d = dt + dt_bias, with softplus log(1 + exp(d)), at least least_dt and at most most_dt
+ *   h = exp(d A) h + d B x;  y = sum over s of C h, + D x */
+#define RAGLANE_SELECTIVE_SCAN_FIELDS(FIELD)                                                                         \
+  FIELD(int64_t, abi) FIELD(int64_t, isa) FIELD(int64_t, dtype) FIELD(int64_t, flags) FIELD(int64_t, threads)        \
+  FIELD(int64_t, sequences) FIELD(int64_t, elements) /* as in a layer */                                             \
+  FIELD(int64_t, channels)          /* E, a multiple of the groups */                                                \
+  FIELD(int64_t, groups)            /* G */                                                                          \
+  FIELD(int64_t, states)            /* S */                                                                          \
+  FIELD(int64_t, softplus)          /* 1: of dt, else 0 */                                                           \
+  FIELD(double, least_dt) FIELD(double, most_dt)                                                                     \
+  FIELD(const int64_t*, offsets)    /* (B + 1), as in a layer */                                                     \
+  FIELD(const unsigned char*, resets) /* (N): the state is 0 before an element with a number other than 0; or null */\
+  FIELD(const void*, x)             /* real (N, E) */                                                                \
+  FIELD(const void*, dt)            /* real (N, E) */                                                                \
+  FIELD(const void*, A)             /* sum (E, S) */                                                                 \
+  FIELD(const void*, B)             /* real (N, G, S) */                                                             \
+  FIELD(const void*, C)             /* real (N, G, S) */                                                             \
+  FIELD(const void*, D)             /* sum (E) or null */                                                            \
+  FIELD(const void*, dt_bias)       /* sum (E) or null */                                                            \
+  FIELD(const void*, initial)       /* sum (B, E, S) or null for zeros */                                            \
+  FIELD(void*, output)              /* real (N, E), only forward */                                                  \
+  FIELD(void*, final)               /* sum (B, E, S), only forward */                                                \
+  FIELD(void*, borders)             /* sum (N / border, E * S), in a private order: out in forward, or null without a \
+                                       backward pass; read by backward of the same instruction set */                \
+  FIELD(const void*, grad_output) FIELD(const void*, grad_final)                                                     \
+  FIELD(void*, grad_x) FIELD(void*, grad_dt) FIELD(void*, grad_A) FIELD(void*, grad_B) FIELD(void*, grad_C)          \
+  FIELD(void*, grad_D) FIELD(void*, grad_dt_bias) FIELD(void*, grad_initial)
+typedef struct raglane_selective_scan { RAGLANE_SELECTIVE_SCAN_FIELDS(RAGLANE_FIELD) } raglane_selective_scan;
+RAGLANE_EXPORT int32_t raglane_scan_selectively(const raglane_selective_scan* scan, char* message, int64_t size);
+RAGLANE_EXPORT int32_t raglane_scan_selectively_backward(const raglane_selective_scan* scan, char* message, int64_t size);
+
+/* Linear attention: per head h of v, with its head of q and k, h / (H / G), a state S (K, V), zeros at the start:
+ *   S' = diag(exp(log_decay)) S;  e = v, with delta v - S'^T k;  S = S' + gain k e^T;  o = scale S^T q
+ * With log_gain, the stabiliser m, 0 at the start, and the normaliser n (K): m = max(log_decay + m before, log_gain); the
+ * decay is exp(log_decay + m before - m), the gain exp(log_gain - m); n has the same decay and gains k; and o is divided by
+ * max(|scale n^T q|, exp(-m)) + eps. Gradients are those of this function of all arguments, m included. */
+#define RAGLANE_ATTENTION_FIELDS(FIELD)                                                                              \
+  FIELD(int64_t, abi) FIELD(int64_t, isa) FIELD(int64_t, dtype) FIELD(int64_t, flags) FIELD(int64_t, threads)        \
+  FIELD(int64_t, sequences) FIELD(int64_t, elements) /* as in a layer */                                             \
+  FIELD(int64_t, key_heads)         /* G */                                                                          \
+  FIELD(int64_t, heads)             /* H, a multiple of G */                                                         \
+  FIELD(int64_t, key_size)          /* K */                                                                          \
+  FIELD(int64_t, value_size)        /* V */                                                                          \
+  FIELD(int64_t, per_key)           /* 1: a decay for each key, else 0: for each head */                             \
+  FIELD(int64_t, delta)             /* 1 or 0 */                                                                     \
+  FIELD(double, scale) FIELD(double, eps) /* eps is at least 0 */                                                    \
+  FIELD(const int64_t*, offsets)    /* (B + 1), as in a layer */                                                     \
+  FIELD(const unsigned char*, resets) /* (N): all states are 0 before an element with a number other than 0; or null */\
+  FIELD(const void*, q) FIELD(const void*, k) /* real (N, G, K) */                                                   \
+  FIELD(const void*, v)             /* real (N, H, V) */                                                             \
+  FIELD(const void*, log_decay)     /* sum (N, H) or (N, H, K), at most 0, may be -inf; null for zeros */            \
+  FIELD(const void*, gain)          /* sum (N, H); null for ones */                                                  \
+  FIELD(const void*, log_gain)      /* sum (N, H) or null; then without delta, gain and decays for each key */       \
+  FIELD(const void*, initial)       /* sum (B, H, K, V) or null for zeros */                                         \
+  FIELD(const void*, initial_normaliser) FIELD(const void*, initial_stabiliser) /* sum (B, H, K) and (B, H), only    \
+                                       with log_gain, or null for zeros */                                           \
+  FIELD(void*, output)              /* real (N, H, V): out in forward; read by backward with log_gain */             \
+  FIELD(void*, final) FIELD(void*, final_normaliser) FIELD(void*, final_stabiliser) /* as the initial ones: out in   \
+                                       forward; the first two are read by backward with log_gain */                  \
+  FIELD(void*, borders)             /* sum (N / border, H * K * (V + 1)), without log_gain H * K * V. This and the   \
+                                       next three: out in forward, or null without a backward pass */                \
+  FIELD(void*, errors)              /* sum (N, H, V): e, only with delta */                                          \
+  FIELD(void*, reads)               /* sum (N, H): scale n^T q, only with log_gain */                                \
+  FIELD(void*, levels)              /* sum (N, H): m, only with log_gain */                                          \
+  FIELD(const void*, grad_output) FIELD(const void*, grad_final) FIELD(const void*, grad_final_normaliser)           \
+  FIELD(const void*, grad_final_stabiliser)                                                                          \
+  FIELD(void*, grad_q) FIELD(void*, grad_k) FIELD(void*, grad_v) FIELD(void*, grad_log_decay) FIELD(void*, grad_gain)\
+  FIELD(void*, grad_log_gain) FIELD(void*, grad_initial) FIELD(void*, grad_initial_normaliser)                       \
+  FIELD(void*, grad_initial_stabiliser)
+typedef struct raglane_attention { RAGLANE_ATTENTION_FIELDS(RAGLANE_FIELD) } raglane_attention;
+RAGLANE_EXPORT int32_t raglane_attend(const raglane_attention* attention, char* message, int64_t size);
+RAGLANE_EXPORT int32_t raglane_attend_backward(const raglane_attention* attention, char* message, int64_t size);
+
+#endif

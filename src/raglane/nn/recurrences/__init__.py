@@ -1,0 +1,6 @@
+"""Linear recurrences over the steps of sequences: the selective scan, and linear attention.
+
+``selective.py`` and ``attention.py`` have the functions and check their arguments; ``loops.py`` the
+equations in plain torch, and ``operators.py`` operators of torch that run the kernels of
+``csrc/recurrence``.
+"""

@@ -1,0 +1,188 @@
+"""Linear recurrences in plain torch, step by step: on any device, and differentiable any number of
+times.
+
+Tensors are flat, ``(N, ...)``, and states ``(B, ...)``. Sums have the dtype of the states.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane._utils.tracing import index_arithmetic
+from raglane.packing.layouts import inverse, packed_layout
+
+States = tuple[Tensor, ...]
+Step = Callable[[list[Tensor | None], States], tuple[Tensor, States]]
+
+
+@dataclass(frozen=True, eq=False)
+class _Order:
+    """The steps of a batch: the longest sequence first."""
+
+    index: Tensor  # ``(N,)``, the element of each row of the packed order
+    back: Tensor  # its inverse
+    sizes: list[int]  # sequences of each step
+    order: Tensor  # ``(B,)``, the sequences, longest first
+    places: Tensor  # its inverse
+
+
+@index_arithmetic
+def _order_of(offsets: Tensor) -> _Order:
+    index, sizes, order = packed_layout(offsets.diff().cpu(), offsets)
+    return _Order(index, inverse(index), sizes.tolist(), order, inverse(order))
+
+
+def _run(
+    step: Step,
+    elements: list[Tensor | None],
+    states: States,
+    offsets: Tensor,
+    resets: Tensor | None,
+    empty: Tensor,
+) -> tuple[Tensor, States]:
+    """Return the outputs of all elements and the final states.
+
+    ``empty`` is the output of a batch without elements.
+    """
+    at = _order_of(offsets)
+    parts = [
+        [None] * len(at.sizes)
+        if each is None
+        else torch.split(each.index_select(0, at.index), at.sizes)
+        for each in (*elements, resets)
+    ]
+    states = tuple([state.index_select(0, at.order) for state in states])
+    outputs = [empty]
+    ended: list[list[Tensor]] = [[] for _ in states]
+    for number, rows in enumerate(at.sizes):
+        for done, state in zip(ended, states, strict=True):
+            done.append(state[rows:])
+        states = tuple([state[:rows] for state in states])
+        *current, reset = [each[number] for each in parts]
+        if reset is not None:
+            states = tuple([state.masked_fill(_like(reset, state), 0.0) for state in states])
+        output, states = step(current, states)
+        outputs.append(output)
+    finals = [
+        torch.cat([state, *done[::-1]]).index_select(0, at.places)
+        for done, state in zip(ended, states, strict=True)
+    ]
+    return torch.cat(outputs).index_select(0, at.back), tuple(finals)
+
+
+def _like(per_row: Tensor, rows: Tensor) -> Tensor:
+    """Return one number per row with as many dimensions as the rows."""
+    return per_row.view(-1, *[1] * (rows.dim() - 1))
+
+
+def selective_loop(
+    tensors: tuple[Any, ...],
+    offsets: Tensor,
+    resets: Tensor | None,
+    softplus: bool,
+    least: float,
+    most: float,
+) -> tuple[Tensor, Tensor]:
+    """Return the output ``(N, E)`` and the final state ``(B, E, S)`` of a selective scan.
+
+    ``tensors``: x, dt, A, B, C, D, dt_bias and the initial state.
+    """
+    x, dt, rates, inputs, outputs, skip, dt_bias, initial = tensors
+    channels, size = rates.shape
+    each = channels // inputs.shape[1]
+    delta = dt.to(rates.dtype)
+    delta = delta if dt_bias is None else delta + dt_bias
+    # Unlike torch's softplus, which is the identity above 20.
+    delta = torch.logaddexp(delta, torch.zeros_like(delta)) if softplus else delta
+    delta = delta.clamp(least, most)
+
+    def step(elements: list[Any], states: States) -> tuple[Tensor, States]:
+        x_t, d_t, in_t, out_t = elements
+        in_t, out_t = [rows.to(rates.dtype).repeat_interleave(each, 1) for rows in (in_t, out_t)]
+        x_t = x_t.to(rates.dtype)
+        decay = (d_t.unsqueeze(2) * rates).exp()
+        state = decay * states[0] + (d_t * x_t).unsqueeze(2) * in_t
+        y = (state * out_t).sum(2)
+        return y if skip is None else y + skip * x_t, (state,)
+
+    start = rates.new_zeros(offsets.shape[0] - 1, channels, size) if initial is None else initial
+    nothing = delta.new_empty(0, channels)
+    output, (final,) = _run(step, [x, delta, inputs, outputs], (start,), offsets, resets, nothing)
+    return output.to(x.dtype), final
+
+
+def highest_exponent(dtype: torch.dtype) -> float:
+    """Return a number whose exponential is just finite, with room for a sum."""
+    return math.log(torch.finfo(dtype).max) - 1
+
+
+def attention_loop(
+    tensors: tuple[Any, ...],
+    offsets: Tensor,
+    resets: Tensor | None,
+    scale: float,
+    delta: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the output ``(N, H, V)`` of linear attention, and the final states.
+
+    ``tensors``: q, k, v, log_decay, gain, log_gain, and the initial state, normaliser and
+    stabiliser. The last two final states are empty without log_gain.
+    """
+    q, k, v, log_decay, gain, log_gain, initial, normaliser, stabiliser = tensors
+    heads, width = v.shape[1:]
+    size = q.shape[2]
+    each = heads // q.shape[1]
+    sums = torch.promote_types(v.dtype, torch.float32)
+    count = offsets.shape[0] - 1
+
+    def step(elements: list[Any], states: States) -> tuple[Tensor, States]:
+        q_t, k_t, v_t, log_a, g, log_g = elements
+        q_t, k_t = [rows.to(sums).repeat_interleave(each, 1) for rows in (q_t, k_t)]
+        v_t = v_t.to(sums)
+        state, *rest = states
+        floor = None
+        if log_g is not None:
+            before = rest[1] if log_a is None else log_a + rest[1]
+            level = torch.maximum(before, log_g)
+            finite = level.masked_fill(level == -math.inf, 0.0)
+            log_a = before - finite
+            g = (log_g - finite).exp()
+            floor = (-level).clamp(max=highest_exponent(sums)).exp()
+        decayed = state
+        if log_a is not None:
+            decay = log_a.exp()
+            decay = decay.unsqueeze(2) if decay.dim() == 2 else decay
+            decayed = decay.unsqueeze(3) * state
+        written = v_t
+        if delta:
+            written = v_t - (decayed * k_t.unsqueeze(3)).sum(2)
+        written = written if g is None else g.unsqueeze(2) * written
+        state = decayed + k_t.unsqueeze(3) * written.unsqueeze(2)
+        output = scale * (state * q_t.unsqueeze(3)).sum(2)
+        if floor is None:
+            return output, (state,)
+        total = decay * rest[0] + g.unsqueeze(2) * k_t
+        read = scale * (total * q_t).sum(2)
+        output = output / (torch.maximum(read.abs(), floor) + eps).unsqueeze(2)
+        return output, (state, total, level)
+
+    shapes = [(count, heads, size, width), (count, heads, size), (count, heads)]
+    initials = (initial, normaliser, stabiliser)[: 1 if log_gain is None else 3]
+    starts = tuple(
+        [
+            v.new_zeros(shape, dtype=sums) if state is None else state
+            for state, shape in zip(initials, shapes, strict=False)
+        ]
+    )
+    nothing = v.new_empty((0, heads, width), dtype=sums)
+    elements = [q, k, v, log_decay, gain, log_gain]
+    output, finals = _run(step, elements, starts, offsets, resets, nothing)
+    none = v.new_empty(0, dtype=sums)
+    return output.to(v.dtype), *(*finals, none, none)[:3]
