@@ -32,7 +32,7 @@ CHANNELS = 10
 # The rows of a sequence.
 STEPS = 1000
 # Rounds of each step, of which the fastest is reported.
-ROUNDS = 3
+ROUNDS = 2
 
 
 def write(folder: Path, megabytes: int, rows: int) -> None:

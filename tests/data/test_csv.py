@@ -408,11 +408,6 @@ def test_missing_numbers_and_infinity(tmp_path: Path) -> None:
         ),
         ("id,x,x,y\n1,1,2,a\n", Columns(), ["two columns 'x'", "Rename one"]),
         (
-            "id;x;y\na;1.561,54;p\n",
-            Columns(label="y"),
-            ["'1.561,54'", "'x'", "without marks of thousands"],
-        ),
-        (
             "id;x;y;z\na;1.562;0,5;p\na;950;0,5;p\n",
             Columns(label="z"),
             ["'1.562'", "without marks of thousands"],
@@ -421,16 +416,6 @@ def test_missing_numbers_and_infinity(tmp_path: Path) -> None:
             "id,x,y,z\na,1.5%,1,p\na,-2 %,2,p\nb,\u22125,3,q\n",
             Columns(label="z"),
             ["'1.5%' in data row 0", "% and $"],
-        ),
-        (
-            'id,x,y\na,"1,561.54",p\n',
-            Columns(label="y"),
-            ["'1,561.54'", "without marks of thousands"],
-        ),
-        (
-            "id,x,y\na,1.234.567,p\n",
-            Columns(label="y"),
-            ["'1.234.567'", "without marks of thousands"],
         ),
         ("id,x,y\n", Columns(), ["no rows"]),
         ("\ufeff", Columns(), ["an empty file"]),
@@ -626,3 +611,53 @@ def test_a_label_of_json_that_is_null_in_all_rows(tmp_path: Path) -> None:
         read(path)
     assert read(path, Columns(label="age")).labels == ("3", "4")
     assert read(path, Columns(need_labels=False)).labels is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('id,x,y\n1,"1,234.5",2\n1,12,3\n1,"2,345,678",4\n', [1234.5, 12, 2345678]),
+        ("id;x;y\n1;1.234,5;2\n1;12,25;3\n1;2.345;4\n1;;5\n", [1234.5, 12.25, 2345, np.nan]),
+        ("id;x;y\n1;-1.234.567;2\n1;500;3\n", [-1234567, 500]),
+        ('id,x,y\n1,"1,234",2\n1,12,3\n', None),
+        ('id,x,y\n1,"1,234.5",2\n1,"1,5",3\n', None),
+        ("id;x;y\n1;1.234,5;2\n1;0.5;3\n", None),
+    ],
+)
+def test_marks_of_thousands(tmp_path: Path, text: str, expected: list[float] | None) -> None:
+    """The whole column decides; one that may have another reading is refused with the fix."""
+    path = tmp_path / "x.csv"
+    path.write_text(text)
+    if expected is None:
+        refused(["without marks of thousands"], read, path, Columns(task="forecast"))
+        return
+    data = read(path, Columns(task="forecast"))
+    np.testing.assert_array_equal(data.records.values[:, 0], np.array(expected, np.float32))
+    assert "marks of thousands are left out: x" in data.notes
+
+
+def test_dates_without_a_name_are_the_time(tmp_path: Path) -> None:
+    """Pandas writes the index of a table without a name."""
+    path = tmp_path / "x.csv"
+    path.write_text(",load\n2024-01-02,2\n2024-01-03,3\n2024-01-01,1\n")
+    data = read(path, Columns(task="forecast"))
+    assert data.records.values.ravel().tolist() == [1, 2, 3]
+    assert "time column: 'time' (by its name)" in data.notes
+
+
+@pytest.mark.parametrize("cells", [("[1.0, 2.0]", "[3.0]"), ("['a', 'b']", "[]")])
+@pytest.mark.parametrize("name", ["series", "text"])
+def test_lists_written_as_texts_are_refused(
+    tmp_path: Path, cells: tuple[str, str], name: str
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(f'id,{name},label\n1,"{cells[0]}",a\n2,"{cells[1]}",b\n')
+    refused(["lists written as texts", f"'{name}'", "to_parquet"], read, path, Columns())
+
+
+def test_a_message_as_a_header_is_data(tmp_path: Path) -> None:
+    path = tmp_path / "x.tsv"
+    path.write_text("ham\tsee you there\nspam\tfree entry now\nham\tnot yet\n")
+    refused(["no header", "'ham'", "no_header=True"], read, path, Columns())
+    columns = Columns(header="label,text", no_header=True)
+    assert read(path, columns).labels == ("ham", "spam", "ham")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from raglane.data import Columns
-from raglane.data.roles import Facts, Refusal, Roles, Shape, decide
+from raglane.data.roles import Facts, Refusal, Roles, Shape, decide, guess_task
 from raglane.data.typed import dates
 from raglane.data.typed.column import Typed, Written, written
 
@@ -181,3 +181,28 @@ def test_the_numbers_of_a_typed_column_are_read_without_texts() -> None:
     assert numbers.tolist() == [1.0, 2.0, 3.0]
     assert not odd.any()
     assert "_words" not in vars(column)
+
+
+@pytest.mark.parametrize(
+    ("labels", "task"),
+    [
+        ([[1, 2], [3]], "tag"),
+        ([[0.5, 1.5], [2.5]], "regress"),
+        ([[1, 2], [3, 4]], "regress"),
+        ([[1], [2, 3]], "multilabel"),
+        ([[[1], [2]], [[3]]], "regress"),
+        ([[[1], [2, 3]], [[4]]], "multilabel"),
+        ([["a"], ["b", "c"]], "multilabel"),
+        (["a", "b"], "classify"),
+        ([0.5, 1.5], "regress"),
+    ],
+)
+def test_tasks_are_told_by_the_labels_of_lists(labels: list[Any], task: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table({"x": [[0.5, 1.0], [2.0]], "y": labels})
+    columns = {name: Typed(table.column(name)) for name in table.column_names}
+    kinds = {field.name: field.type for field in table.schema}
+    tasks = ["classify", "tag", "regress", "multilabel"]
+    guess = guess_task(Facts(columns, kinds), Columns(sequence="x"), tasks)
+    assert not isinstance(guess, Refusal)
+    assert (guess.task, guess.roles.sequence, guess.roles.label) == (task, "x", "y")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import warnings
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from sklearn.utils.estimator_checks import (
 )
 
 import raglane as rl
+from raglane.data import Columns
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
 from raglane.sklearn import RecurrentClassifier, RecurrentRegressor
 
@@ -426,3 +428,63 @@ def test_missing_values_where_they_are_allowed() -> None:
     assert np.isfinite(
         RecurrentClassifier(missing="zero", **_TINY).fit(array, labels).predict_proba(array)
     ).all()
+
+
+_IDS = [[3, 1, 2], [1, 2, 1], [3, 3, 1], [2, 2, 2]] * 3
+_OTHERS = sorted(
+    {field.name for field in fields(Columns)}
+    - {"task", "need_labels", "tokens", "split", "keep_trailing"}
+)
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        _IDS,
+        [torch.tensor(row) for row in _IDS],
+        np.array(_IDS),
+        rl.Ragged([torch.tensor(row) for row in _IDS]),
+    ],
+    ids=["lists", "tensors", "array", "Ragged"],
+)
+def test_whole_numbers_are_tokens_of_estimators(ids: Any) -> None:
+    labels = ["a", "b", "a", "b"] * 3
+    model = RecurrentClassifier(tokens=True, validation_fraction=0, **_TINY).fit(ids, labels)
+    assert {"1", "2", "3"} <= set(model.run_.preprocessor.vocabulary or ())
+    assert len(model.predict(ids)) == len(labels)
+    plain = RecurrentClassifier(validation_fraction=0, **_TINY).fit(ids, labels)
+    assert plain.run_.preprocessor.vocabulary is None
+
+
+@pytest.mark.parametrize("name", _OTHERS)
+def test_other_options_of_columns_are_refused_by_estimators(name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        RecurrentClassifier(**{name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("options", "sequences"),
+    [
+        ({"tokens": True}, [[0.5, 1.0], [1.5]]),
+        ({"split": "characters"}, [[0.5, 1.0], [1.5]]),
+        ({"split": "characters"}, [["a", "b"], ["c"]]),
+    ],
+)
+def test_options_without_a_use_are_refused(options: dict[str, Any], sequences: Any) -> None:
+    model = RecurrentClassifier(validation_fraction=0, **options, **_TINY)
+    with pytest.raises(ArgumentError, match=next(iter(options))):
+        model.fit(sequences, ["a", "b"])
+
+
+def test_missing_elements_at_the_end_and_splits() -> None:
+    rows = [[0.5, 1.0, np.nan], [1.5, 2.0, np.nan]] * 4
+    labels = ["a", "b"] * 4
+    for keep, steps in ((False, 2), (True, 3)):
+        model = RecurrentClassifier(
+            keep_trailing=keep, missing="zero", validation_fraction=0, **_TINY
+        )
+        model.fit(rows, labels)
+        assert model.run_.read(rows, need_labels=False).lengths.tolist() == [steps] * 8
+    texts = RecurrentClassifier(split="characters", validation_fraction=0, **_TINY)
+    texts.fit(["ab", "ba"] * 4, labels)
+    assert {"a", "b"} <= set(texts.run_.preprocessor.vocabulary or ())

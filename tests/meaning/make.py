@@ -85,6 +85,14 @@ def by_pandas() -> None:
     wide.to_csv(FILES / "pandas_wide.csv", index=False)
     frame.to_excel(FILES / "openpyxl.xlsx", index=False)
     frame.to_pickle(FILES / "pandas.pkl")
+    # The index of dates has no name; the newest are first.
+    days = pd.date_range("2024-01-01", periods=6)[::-1]
+    series = pd.DataFrame({"load": np.arange(6) / 8, "price": np.arange(6) * 1000.5}, index=days)
+    series.to_csv(FILES / "pandas_dates.csv")
+    marked = series.assign(price=[f"{price:,.2f}" for price in series["price"]])
+    marked.to_csv(FILES / "pandas_thousands.csv", index_label="date")
+    lists = pd.DataFrame({"id": ["a", "b"], "x": [[0.5, 1.0], [1.5]], "label": ["u", "v"]})
+    lists.to_csv(FILES / "pandas_lists.csv", index=False)
     (FILES / "pandas_text.txt").write_text(frame[["x", "y"]].to_string(index=False) + "\n")
 
 

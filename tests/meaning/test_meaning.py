@@ -266,6 +266,12 @@ _CASES: dict[str, _Case] = {
     "pandas_levels.csv": _series(
         lambda path: pd.read_csv(path, header=[0, 1], index_col=0).to_numpy()
     ),
+    "pandas_dates.csv": _series(
+        lambda path: pd.read_csv(path, index_col=0).sort_index().to_numpy()
+    ),
+    "pandas_thousands.csv": _series(
+        lambda path: pd.read_csv(path, index_col=0, thousands=",").sort_index().to_numpy()
+    ),
     "pandas_wide.csv": ({}, _wide),
     "pandas_text.txt": _series(lambda path: pd.read_csv(path, sep=r"\s+").to_numpy()),
     "panel.csv": ({"task": "forecast"}, _panel),
@@ -373,11 +379,16 @@ def test_files_are_read_as_their_owners_mean_them(name: str) -> None:
 # Files that are refused, with what the message says, and how the way that it names is read.
 _REFUSED: dict[str, tuple[dict[str, Any], str, Callable[[Path], Any]]] = {
     "pandas.pkl": ({}, "pass the object to rl.fit", pd.read_pickle),
+    "pandas_lists.csv": ({}, "to_parquet", lambda path: _with_lists(path)),
     "sklearn.svmlight": ({}, "without an order", lambda path: _svmlight(path)),
     "tslearn.txt": ({}, "lines of different numbers", lambda path: _tslearn(path)),
     "numpy.csv": ({"task": "forecast"}, "no_header=True", lambda path: _no_header(path)),
     "ecg_no_header.csv": ({}, "no_header=True", lambda path: _no_header(path)),
 }
+
+
+def _with_lists(path: Path) -> Any:
+    return pd.read_csv(path, converters={"x": json.loads})
 
 
 def _svmlight(path: Path) -> Any:

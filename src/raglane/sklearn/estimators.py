@@ -39,7 +39,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data  # noqa: E40
 # Settings that are no parameters: the class determines the task, and the seed is called
 # random_state.
 _OWN = ("task", "seed")
-_NO_LABELS = Columns(need_labels=False)
+# The parameters that tell how sequences are read, with their defaults.
+_READING: dict[str, Any] = {"tokens": None, "split": None, "keep_trailing": False}
 # The layout of a sequence by the value of channels, and the other value.
 _LAYOUTS = {"first": ("(channels, steps)", "last"), "last": ("(steps, channels)", "first")}
 
@@ -52,15 +53,18 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
     check_choice("channels", channels, tuple(_LAYOUTS))
     is_batch = isinstance(X, (Ragged, Dataset)) or is_panel(X)
     is_rows = not (is_batch or _is_list(X) or getattr(X, "ndim", 0) == 3)
-    if is_rows:
-        records = _rows(estimator, X, reset)
-    elif is_batch:
-        records = read(X, _NO_LABELS)
+    chosen = {name: getattr(estimator, name) for name in _READING}
+    columns = Columns(need_labels=False, **chosen)
+    if is_rows and not columns.tokens:
+        records = _rows(estimator, X, columns, reset=reset)
+    elif is_batch or columns.tokens:
+        records = read(X, columns)
     else:
         sequences = list(X)
         if not is_text(sequences):
             sequences = _steps_first(sequences, channels)
-        records = read(sequences, _NO_LABELS)
+        records = read(sequences, columns)
+    _check_used(records, columns)
     count = None if records.is_tokens else len(records.channels)
     if reset:
         estimator._channels = count
@@ -75,6 +79,16 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
         fix = f"pass sequences {layout}, or channels={other!r} to the estimator"
         raise DataError("X", got, rule, fix)
     return _in_order_of_fit(records, estimator._names)
+
+
+def _check_used(records: Dataset, columns: Columns) -> None:
+    """Raise for an option that these sequences have no use for."""
+    if columns.tokens and not records.is_tokens:
+        rule = "None or False for sequences of fractions or channels"
+        raise ArgumentError("tokens", "True", rule, "pass lists of whole numbers, or leave it out")
+    if columns.split is not None and not (records.is_tokens and records.columns.split):
+        rule = "None for sequences that are no texts"
+        raise ArgumentError("split", quote(columns.split), rule, "leave it out")
 
 
 def _in_order_of_fit(records: Dataset, names: tuple[str, ...]) -> Dataset:
@@ -140,7 +154,7 @@ def _steps_first(parts: list[Any], channels: str) -> list[Any]:
     return sequences
 
 
-def _rows(estimator: Any, X: Any, reset: bool) -> Dataset:  # noqa: N803
+def _rows(estimator: Any, X: Any, columns: Columns, *, reset: bool) -> Dataset:  # noqa: N803
     """Return the rows of an array ``(n, L)`` as sequences of one channel."""
     rules: dict[str, Any] = {
         "dtype": np.float64,
@@ -156,7 +170,7 @@ def _rows(estimator: Any, X: Any, reset: bool) -> Dataset:  # noqa: N803
     else:
         # The estimator was fitted on sequences of different lengths.
         rows = check_array(X, **rules)
-    return read(rows, _NO_LABELS)
+    return read(rows, columns)
 
 
 def _targets(y: Any, records: Dataset, *, numbers: bool) -> npt.NDArray[Any]:
@@ -187,6 +201,7 @@ def _signature() -> inspect.Signature:
     kind = inspect.Parameter.KEYWORD_ONLY
     chosen = [(field.name, field.default) for field in fields(Settings) if field.name not in _OWN]
     extra = [("random_state", 0), ("channels", "last"), ("validation", None), ("callback", None)]
+    extra += _READING.items()
     parameters = [
         inspect.Parameter(name, kind, default=default) for name, default in (*chosen, *extra)
     ]
@@ -281,6 +296,10 @@ class RecurrentClassifier(ClassifierMixin, _Estimator):  # type: ignore[misc]
         validation: ``(X, y)``, whose loss selects the best epoch and stops training early; None
             holds out ``validation_fraction`` of the training data.
         callback: the function that :func:`raglane.fit` calls after each epoch.
+        tokens: True to read whole numbers as tokens.
+        split: the tokenization of texts, as for :class:`raglane.data.Columns`.
+        keep_trailing: True to keep elements at the end of a sequence that are missing in all
+            channels.
         **parameters: the settings of :func:`raglane.fit`, see
             :class:`~raglane.training.settings.Settings`. ``patience=5`` stops after 5 epochs
             without a lower validation loss.

@@ -180,10 +180,17 @@ def _without_dates(
 def _without_words(table: SortedRows, features: list[str]) -> tuple[list[str], tuple[str, ...]]:
     """Leave out columns of words, which may be unused labels, if there are columns of numbers."""
     words = [name for name in features if table.numbers(name)[1].any()]
+    for name in words:
+        # Numbers that cannot be read are no words.
+        _check_marks(table, name, table.numbers(name)[1])
     if not words or len(words) == len(features):
         return features, ()
     rest = [name for name in features if name not in words]
     return rest, (f"left out, because they are not numbers: {', '.join(words)}",)
+
+
+def _has_groups(column: Column) -> bool:
+    return isinstance(column, Written) and column.has_groups
 
 
 class _Read(NamedTuple):
@@ -215,6 +222,9 @@ def _features(
         fix = "fill it, or remove the row"
         table.check(values == "", first, "a token in each row", fix, "the missing token {}")
         notes = [f"the entries of {quote(first)} are taken as tokens"]
+    grouped_numbers = [name for name in numbers if _has_groups(table.columns[name])]
+    if grouped_numbers:
+        notes.append(f"marks of thousands are left out: {', '.join(grouped_numbers)}")
     if others:
         notes.append(f"features that are categories: {', '.join(others)}")
     features = tuple(Feature(name, table.words(name)) for name in others)

@@ -25,7 +25,8 @@ def unused_notes(
     some roles.
     """
     if roles and records.columns.sequence is not None:
-        roles = ("sequence", "label", "id", *LISTS)
+        of_folders = [role for role in roles if role == "label_from_name"]
+        roles = ("sequence", "label", "id", *LISTS, *of_folders)
         source = "a table of this kind"
     unused = [
         role for role in ROLES if getattr(columns, role) not in (None, False) and role not in roles

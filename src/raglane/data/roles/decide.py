@@ -82,6 +82,11 @@ def _decide_typed(facts: Facts, columns: Columns) -> Roles | Refusal:
 
 def _decide_cells(facts: Facts, columns: Columns) -> Roles | Refusal:
     """Decide about columns of numbers and words."""
+    written = next((name for name in _used(facts, columns) if facts.are_written_lists(name)), None)
+    if written is not None:
+        rule = "a table whose entries are numbers or words"
+        fix = "write it with to_parquet, or to_json(path, orient='records', lines=True), which keep lists"
+        return Refusal(f"lists written as texts in column {quote(written)}", rule, fix)
     texts = _texts(facts, columns)
     if isinstance(texts, Refusal):
         return texts
@@ -95,6 +100,12 @@ def _decide_cells(facts: Facts, columns: Columns) -> Roles | Refusal:
     if steps.columns or columns.wide:
         return _rows_of_steps(facts, columns, ids, steps)
     return _elements(facts, columns)
+
+
+def _used(facts: Facts, columns: Columns) -> list[str]:
+    """Return the columns that may be features or sequences."""
+    named = (*(columns.features or ()), *filter(None, [columns.sequence]))
+    return [name for name in facts if not named or name in named]
 
 
 def _text_rows(facts: Facts, columns: Columns, texts: Roles) -> Roles | Refusal:

@@ -24,6 +24,7 @@ _FEW = 100
 # The first rows, which are tried before all.
 _SAMPLE = 4096
 
+_is_list = re.compile(r"\[\s*(?:[-+\d.'\"\[].*)?\]", re.DOTALL).fullmatch
 _has_digit = re.compile(r"\d").search
 
 
@@ -122,6 +123,20 @@ class Facts:
         first = self.columns[name].take(slice(0, _SAMPLE)).words()
         words = list(filter(None, first.tolist()))
         return sum(map(bool, map(is_clock, words))) > 0.5 * len(words)
+
+    def are_equally_wide(self, name: str) -> bool:
+        """Return False for lists of lists of several lengths."""
+        column = self.columns[name]
+        if not isinstance(column, Typed) or not is_list(column.values.type.value_type):
+            return True
+        _, elements = explode(column.values)
+        return elements.null_count > 0 or len(set(explode(elements)[0].tolist())) < 2
+
+    def are_written_lists(self, name: str) -> bool:
+        """Return True for texts such as ``[1.0, 2.0]``, as pandas writes lists in CSV files."""
+        column = self.columns[name]
+        first = list(filter(None, column.take(slice(0, _FEW)).words().tolist()))
+        return bool(first) and all(map(_is_list, first))
 
     def have_digits(self, name: str) -> bool:
         """Return True unless there are entries, and none of them has a digit."""

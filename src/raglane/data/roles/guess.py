@@ -107,6 +107,10 @@ def _unequal(facts: Facts, columns: Columns, roles: Roles, label: str) -> Refusa
     elements = facts.lengths(str(roles.sequence), columns.split)
     if lengths is None or elements is None:
         return None
+    if TASKS[columns.task].label == "numbers" and not facts.are_equally_wide(label):
+        got = f"lists of several lengths in column {quote(label)}"
+        rule = "data with the same number of numbers per element"
+        return Refusal(got, rule, "correct the rows", is_unfit=True)
     row = unequal_row(columns.task, lengths, elements)
     if row is None:
         return None
@@ -126,10 +130,9 @@ def unequal_row(task: str, lengths: Integers, elements: Integers) -> int | None:
     if not (per_element or facts.label == "numbers") or len(lengths) != len(elements):
         return None
     differs = lengths != elements
-    most = _MOST_UNFIT * len(lengths)
-    if differs.sum() <= most:
-        return None
-    is_same = np.bincount(lengths).max(initial=0) >= len(lengths) - most
-    if facts.label == "numbers" and is_same:
+    # Lists of numbers of several lengths are sets, of whatever share.
+    most = _MOST_UNFIT * len(lengths) if per_element else 0
+    is_same = not per_element and len(set(lengths.tolist())) == 1
+    if differs.sum() <= most or is_same:
         return None
     return int(differs.argmax())

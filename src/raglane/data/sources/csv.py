@@ -53,6 +53,10 @@ from raglane.data.typed.column import Column, Written, numbers_in
 from raglane.data.typed.dates import is_date
 from raglane.data.typed.decimals import CommaColumns, Entries
 
+# The name of a column of dates without one, and the number of rows that tell it.
+_TIME = "time"
+_FEW = 50
+
 
 def table_of(path: Path, columns: Columns, content: bytes | None = None) -> Table:
     """Return the columns of a CSV file, of texts; ``content`` is that of the file, if it is no CSV
@@ -140,6 +144,10 @@ def header_of(path: Path, rows: Entries, columns: Columns) -> list[str]:
     """Return the names of the columns, some of which may be empty, such as that of row numbers."""
     header = [str(name).strip() for name in rows[0]] if len(rows) else []
     header = [name if is_named(name, columns) else "" for name in header]
+    dates = [at for at, name in enumerate(header) if not name and _are_dates(rows[1:, at])]
+    if len(dates) == 1 and _TIME not in header:
+        # The index of a table of pandas.
+        header[dates[0]] = _TIME
     _check_header(path, header, rows)
     counts = Counter(header)
     twice = next((name for name in header if name and counts[name] > 1), None)
@@ -148,6 +156,12 @@ def header_of(path: Path, rows: Entries, columns: Columns) -> list[str]:
         fix = "rename one, or add a header"
         raise data_error(path, f"two columns {quote(twice)}", rule, fix)
     return header
+
+
+def _are_dates(entries: Entries) -> bool:
+    """Return True if the first entries are dates."""
+    words = entries[:_FEW].tolist()
+    return bool(words) and all(map(is_date, words))
 
 
 def _check_header(path: Path, header: list[str], rows: Entries) -> None:
@@ -165,11 +179,11 @@ def _check_header(path: Path, header: list[str], rows: Entries) -> None:
     words = [
         name for name, is_word in zip(names, odd, strict=True) if is_word and not is_date(name)
     ]
-    if (
-        len(words) < len(names)
-        and not is_numbered
-        and all(word in rows[1:, header.index(word)] for word in words)
-    ):
+    repeated = [word for word in words if word in rows[1:, header.index(word)]]
+    is_data = len(words) < len(names) and not is_numbered and len(repeated) == len(words)
+    # A label and a text of several words, such as those of messages.
+    is_text = len(repeated) == 1 and any(word.count(" ") > 1 for word in words)
+    if is_data or is_text:
         raise data_error(
             path,
             f"no header, but {quote_all(names)}",

@@ -73,13 +73,18 @@ class Written:
 
     def __init__(self, entries: Entries) -> None:
         self.entries = entries
+        # Whether numbers have marks of thousands, which are left out.
+        self.has_groups = False
 
     def __len__(self) -> int:
         return len(self.entries)
 
     @cached_property
     def _numbers(self) -> tuple[Floats, Bools]:
-        return numbers_in(self.entries)
+        numbers, odd = numbers_in(self.entries)
+        plain = decimals.without_groups(self.entries) if odd.any() else None
+        self.has_groups = plain is not None
+        return (numbers, odd) if plain is None else numbers_in(plain)
 
     @cached_property
     def _codes(self) -> tuple[Integers, Entries]:
@@ -121,6 +126,7 @@ class Written:
             # They are parsed once, before the rows are sorted.
             numbers, odd = self._numbers
             vars(column)["_numbers"] = (numbers[rows], odd[rows])
+            column.has_groups = self.has_groups
         return column
 
 

@@ -1,4 +1,4 @@
-"""Decimal commas in CSV files whose separator is another character.
+"""Decimal commas in CSV files whose separator is another character, and marks of thousands.
 
 The first decimal number of a column decides its mark; a column of numbers such as 1.562, which may
 be thousands, has the mark of the others. Which columns are numbers follows later, from the whole
@@ -96,6 +96,23 @@ def have_other_marks(entries: list[str]) -> bool:
     if isinstance(first, _Marked) or _has_groups(first) or ("," in first and _is_decimal(first)):
         return True
     return bool(_has_sign(first)) and 2 * sum(map(bool, map(_has_sign, entries))) > len(entries)
+
+
+def without_groups(entries: Entries) -> Entries | None:
+    """Return numbers without marks of thousands, with decimal points; None for other entries.
+
+    The whole column decides: all entries are numbers with one of two pairs of marks, and one of them
+    has both marks or several of thousands, because 1,234 may have a decimal comma.
+    """
+    words = [word.strip() for word in map(str, entries.tolist())]
+    for mark, point in ((",", "."), (".", ",")):
+        number = rf"[+-]?(?:\d+|\d{{1,3}}(?:\{mark}\d{{3}})+)(?:\{point}\d+)?(?:[eE][+-]?\d+)?"
+        is_number = re.compile(number).fullmatch
+        proves = re.compile(rf"\{mark}\d{{3}}\{point}\d|\{mark}\d{{3}}\{mark}").search
+        if any(map(proves, words)) and all(not word or is_number(word) for word in words):
+            plain = [word.replace(mark, "").replace(point, ".") for word in words]
+            return np.array(plain, dtype=object)
+    return None
 
 
 def _has_marks(entries: Entries) -> bool:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from raglane._utils.messages import argument, count_of, quote, require
 from raglane.data.assemble.pieces import Alike
 from raglane.data.assemble.streams import parquet_pieces
-from raglane.data.formats import FORMATS, pick
+from raglane.data.formats import FORMATS, open_file, pick
 from raglane.data.formats import read as read_records
 from raglane.data.prepare.missing import BLOCKS
 from raglane.data.prepare.statistics import FeatureCounts, Statistics
@@ -213,6 +213,10 @@ def _read_contents(
         return contents_of_folder(path)
     if is_parquet and path.is_file() and on_bad_row == "raise":
         return _with_labels(lambda asked: contents_of_parquet(path, asked, progress), columns)
+
+    if on_bad_row == "raise":
+        file = open_file(path, columns, format)
+        return _with_labels(lambda asked: contents_of(file.records(asked), path), columns)
 
     def read_all(asked: Columns) -> Contents:
         return contents_of(read_records(path, asked, format, on_bad_row=on_bad_row), path)
