@@ -295,7 +295,7 @@ def test_a_long_tail_is_named(machine: list[Measured]) -> None:
         ({"fresh": "yes"}, "fresh must be "),
         *(
             ({name: number}, f"{name} must be .*got {number}")
-            for name, number in (("processes", 0), ("memory", 0))
+            for name, number in (("processes", 0), ("max_memory", 0))
         ),
         *(
             ({"threads": x}, f"threads must be .*got {got}")
