@@ -86,7 +86,7 @@ def ours(processor: int, trace: Path | None = None) -> Iterator[Server]:
     if trace is not None:
         command = [sys.executable, "-m", "harness.stalls", trace]
     command += ["serve", "--port", "0", "--max-streams", "4000"]
-    command += ["--model", "voice=harness.serving:make", "--features", str(FRAME)]
+    command += ["--model", "voice=harness.serving:make", "--feature-shape", str(FRAME)]
     command += ["--max-streams-per-client", "4000"]
     with _process(command, processor, HERE, r"serving: http://\S+:(\d+)") as server:
         yield server

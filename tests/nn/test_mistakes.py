@@ -32,7 +32,7 @@ READERS: dict[str, Callable[[Any], object]] = {
     "tokens": lambda batch: rl.nn.SequenceEncoder(2, 5, num_embeddings=4)(batch),
     "pooling": lambda batch: rl.nn.Pooling("mean")(batch),
     "attention pooling": lambda batch: rl.nn.AttentionPooling(4)(batch),
-    "observations": lambda batch: rl.data.observations(batch),
+    "mark_missing": lambda batch: rl.data.mark_missing(batch),
     "engine": lambda batch: rl.serve.Engine(rl.nn.GRU(4, 5).eval(), max_streams=1).run(batch),
     "concat": lambda batch: rl.Ragged(SEQUENCES).concat(batch),
 }

@@ -5,6 +5,7 @@ and of a phone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from playwright.sync_api import Browser, Page, expect
 
 import raglane as rl
 from pages.browser import PHONE, WIDE, visit
+from raglane.serve import Engine
 from raglane.serve.app import create_app
 from servers import served
 
@@ -24,6 +26,11 @@ _WALKS = [
     (20 + np.random.default_rng(seed).normal(size=(12, 2))).astype(np.float32) for seed in range(8)
 ]
 _TEXTS = [["the", "cat", "sat"], ["a", "dog", "ran"]] * 4
+
+
+def _module() -> rl.nn.LSTM:
+    torch.manual_seed(0)
+    return rl.nn.LSTM(3, 2).eval()
 
 
 def _models() -> dict[str, Any]:
@@ -43,13 +50,13 @@ def _models() -> dict[str, Any]:
     models["backwards"] = rl.fit(_WALKS, labels["classify"], bidirectional=True, **_SMALL)
     models["tag"] = rl.fit(_TEXTS, [["x", "y", "z"]] * 8, task="tag", **_SMALL)
     models["language"] = rl.fit([" ".join(text) for text in _TEXTS], task="language", **_SMALL)
-    models["module"] = rl.nn.LSTM(3, 2).eval()
+    models["module"] = _module()
     return models
 
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with served(create_app(_models(), slots=20)) as where:
+    with served(create_app(_models(), max_streams=20)) as where:
         yield f"http://{where}/"
 
 
@@ -138,7 +145,7 @@ def test_mistakes_and_models_without_streams(browser: Browser, address: str) -> 
 
 
 def test_a_token(browser: Browser) -> None:
-    app = create_app({"lstm": rl.nn.LSTM(3, 2).eval()}, slots=2, token="secret")
+    app = create_app({"lstm": rl.nn.LSTM(3, 2).eval()}, max_streams=2, token="secret")
     with served(app) as where, visit(browser, f"http://{where}/", PHONE) as here:
         assert "token" in _typed(here.page, "1,2,3")
         here.page.fill("#token", "secret")
@@ -146,6 +153,30 @@ def test_a_token(browser: Browser) -> None:
         here.page.click("#start")
         expect(here.page.locator("#now")).to_contain_text("element 2")
         assert here.too_wide() <= 0
+
+
+def test_the_client_in_javascript(browser: Browser, address: str) -> None:
+    """That of the page of the protocol, with another address and size of a frame."""
+    text = (Path(__file__).parents[2] / "docs" / "streams.md").read_text()
+    code = text.partition("```js\n")[2].partition("```")[0]
+    for old, new in (
+        ("ws://127.0.0.1:8000/streams?model=voice", f"ws{address[4:]}streams?model=module"),
+        ("new Float32Array(512)", "new Float32Array([1, -2, 3, 4, 5, -6])"),
+        ("console.log(probabilities)", "window.answers.push(...probabilities)"),
+    ):
+        assert old in code
+        code = code.replace(old, new)
+    code += "streams.say({ stream: 7, state: true }); streams.say({ stream: 8, state: true });\n"
+    code += "window.calls = streams.calls;"
+    with visit(browser, address) as here:
+        here.page.evaluate(f"async () => {{ window.answers = []; {code} }}")
+        here.page.wait_for_function("window.answers.length === 4 && window.calls.get(7).state")
+        answers = here.page.evaluate("window.answers")
+        assert here.page.evaluate("window.calls.get(7).state.at") == 2
+        assert here.errors == []
+    frames = rl.Ragged([torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]])])
+    out = Engine(_module(), max_streams=1).run(frames).values
+    assert answers == out.flatten().tolist()
 
 
 @pytest.mark.parametrize("width", [WIDE, PHONE])

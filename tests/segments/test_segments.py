@@ -302,7 +302,7 @@ def test_half_precision_is_added_up_in_float32(dtype: torch.dtype) -> None:
     [
         (lambda r: r.mean(1), ArgumentTypeError, r"r\.float\(\)"),
         (lambda r: r.truncate(-1), ArgumentError, "at least 0"),
-        (lambda r: r.windows(0), ArgumentError, "size, step must be at least 1"),
+        (lambda r: r.windows(0), ArgumentError, "size, stride must be at least 1"),
         (lambda r: r.windows(2, 3), ArgumentError, "at most size"),
         (lambda r: r.broadcast(torch.ones(3)), ShapeError, "each of the 2 sequences"),
         (lambda r: r.concat(r[:1]), ShapeError, "others must be 2 sequences"),

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import raglane as rl
-from raglane.errors import ArgumentTypeError, DispatchError
+from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
 from raglane.serve import Engine
 
 
@@ -231,6 +231,8 @@ def test_refusals_say_what_works(how: str, words: str) -> None:
 
 
 def test_tokens_and_wrong_sizes() -> None:
+    with pytest.raises(ArgumentError, match="feature_shape must be given for this model"):
+        Engine(Detector(), max_streams=1)  # not the size of the cell behind its convolutions
     with pytest.raises(DispatchError, match=rf"no states were found \(.*input.*\)\. {WRAPPER}"):
         Engine(Gated(nn.GRUCell(6, 4)), max_streams=1, feature_shape=5)
     tokens = nn.Module()

@@ -193,7 +193,7 @@ def _unknown_option(error: Any) -> str | None:
     )
     fix = f"pass {near}" if near else "see --help for all options"
     return message(
-        "option", quote(error.option_name), f"one of {error.ctx.command_path} --help", fix
+        "option", quote(error.option_name), f"an option of {error.ctx.command_path}", fix
     )
 
 

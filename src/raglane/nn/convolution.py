@@ -30,7 +30,7 @@ class Conv1d(nn.Conv1d):
 
     It equals :class:`torch.nn.Conv1d` on each sequence without others: it reads no other sequence,
     and pads each with zeros. Parameters, their initialisation and ``state_dict`` are torch's. All
-    sequences are one long row with zeros between them, without padding to the longest.
+    sequences are one long row, without padding to the longest.
 
     Args:
         in_channels: features of an element.

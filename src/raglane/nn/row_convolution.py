@@ -3,6 +3,9 @@
 torch's convolutions read and write ``(channels, steps)``, so that those of elements ``(steps,
 channels)`` are reordered twice. Here the elements of a window are a row of a matrix that is a view:
 of every n-th window, so that windows of one product share no element.
+
+The sequences of a batch are one row: with gaps of zeros between them, or, where outputs have the
+lengths of the input, without; then the windows across their ends are computed again.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from raglane._utils.checks import (
     check_unchanged,
     check_whole,
 )
-from raglane._utils.messages import quote
+from raglane._utils.messages import count_of, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
@@ -158,7 +158,8 @@ class Engine:
         self._runner.run(1, 1)
 
     def __repr__(self) -> str:
-        return f"Engine({self._open} of {self.max_streams} streams, {len(self._prepared.stages)} stages)"
+        stages = count_of(len(self._prepared.stages), "stage")
+        return f"Engine({self._open} of {self.max_streams} streams, {stages})"
 
     def _accept(self, accepts: Frames) -> None:
         self.accepts = accepts

@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import _disable_current_modes
 
 from raglane._utils.checks import check_count, check_unchanged
@@ -187,6 +188,8 @@ def _guessed(model: nn.Module) -> tuple[int, ...] | None:
         match module:
             case nn.Embedding():
                 return None
+            case _ConvNd():
+                break  # it reads any number of samples
             case Mixed():
                 return (module.numbers + len(module.tables),)
             case nn.Linear():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.checks import check_flag, check_tensor, check_whole
+from raglane._utils.messages import count_of
 from raglane.data.collate import collate
 from raglane.data.dataset import Dataset
 from raglane.data.order.batches import balance, replicas
@@ -142,7 +143,9 @@ class TBPTTSampler(Epochs[Chunk]):
 
     def __repr__(self) -> str:
         count = len(self._lengths)
-        return f"TBPTTSampler({count:,} sequences; {self.batch_size} streams, {self.steps} steps)"
+        streams = count_of(self.batch_size, "stream")
+        steps = count_of(self.steps, "step")
+        return f"TBPTTSampler({count_of(count, 'sequence')}; {streams}, {steps})"
 
     def __len__(self) -> int:
         """The number of chunks in any epoch: the number of pieces of the longest stream."""
