@@ -113,6 +113,15 @@ def test_files_are_converted_in_blocks_as_in_chunks(tmp_path: Path, size: int, l
     same(read(tmp_path / "blocks", columns), read(tmp_path / "chunks", columns))
 
 
+@pytest.mark.parametrize("task", ["forecast", "classify"])
+def test_the_texts_of_numbers_are_not_read_again(tmp_path: Path, task: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("id,t,x,y\n" + "\n".join(_ROWS) + "\n")
+    texts = mock.patch.object(plain_csv, "_texts", side_effect=AssertionError)
+    with mock.patch.object(plain_csv, "LEAST", 0), texts:
+        assert len(read(path, Columns(task=task))) == 9
+
+
 def test_ids_of_a_parquet_file_are_no_objects(tmp_path: Path) -> None:
     arrow = pytest.importorskip("pyarrow")
     rows = np.arange(20_000)

@@ -134,8 +134,9 @@ class Facts:
 
     def are_written_lists(self, name: str) -> bool:
         """Return True for texts such as ``[1.0, 2.0]``, as pandas writes lists in CSV files."""
-        column = self.columns[name]
-        first = list(filter(None, column.take(slice(0, _FEW)).words().tolist()))
+        if self.share_of_words(name) <= 0.5:
+            return False
+        first = list(filter(None, self.columns[name].take(slice(0, _FEW)).words().tolist()))
         return bool(first) and all(map(_is_list, first))
 
     def have_digits(self, name: str) -> bool:
