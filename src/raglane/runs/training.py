@@ -123,8 +123,7 @@ def train_run(
         if before is None:
             settings = _settled(settings, training, validation, log)
         _report_too_long(settings, training, log)
-        data = {} if sources.training.held is not None else asdict(SavedSource.of(*sources))
-        data = data or ({} if before is None else dict(before.data))
+        data = _saved_data(sources, before)
         parts = Parts(training, validation, test, data.get("path"), in_memory=not data)
         if dry_run:
             try_run(settings, parts, out, log)
@@ -137,6 +136,13 @@ def train_run(
             settings, parts, out, before, watcher, data, sources.training.found_in(training)
         )
         return Trained(result, settings, parts, sources, advice)
+
+
+def _saved_data(sources: Sources, before: RunDescription | None) -> dict[str, Any]:
+    """Return the description of the data, for a resumed training; {} for data in memory."""
+    if sources.training.held is None:
+        return asdict(SavedSource.of(*sources))
+    return {} if before is None else dict(before.data)
 
 
 def role_lines(records: Dataset) -> list[str]:

@@ -126,6 +126,17 @@ def _filled(form: Any, leaves: Iterator[Tensor]) -> Any:
     return tuple([_filled(item, leaves) for item in form])
 
 
+def _cells_of(model: nn.Module) -> tuple[list[int], set[bool]]:
+    """Return the size of each cell and layer of torch, and whether their states are pairs."""
+    sizes: list[int] = []
+    are_pairs: set[bool] = set()
+    for module in model.modules():
+        if isinstance(module, nn.RNNCellBase | nn.RNNBase):
+            sizes += [module.hidden_size] * getattr(module, "num_layers", 1)
+            are_pairs.add(isinstance(module, nn.LSTMCell | nn.LSTM))
+    return sizes, are_pairs
+
+
 def _forms(model: nn.Module, count: int) -> Iterator[Callable[[int], tuple[Any, ...]]]:
     """Yield functions of a number of sequences that return first states, one per argument: of the
     model's own method, or else zeros with shapes that its cells and layers have.
@@ -134,12 +145,7 @@ def _forms(model: nn.Module, count: int) -> Iterator[Callable[[int], tuple[Any, 
         initial: Any = model.initial_state
         yield lambda batch: (initial(batch),)
         return
-    sizes: list[int] = []
-    are_pairs: set[bool] = set()
-    for module in model.modules():
-        if isinstance(module, nn.RNNCellBase | nn.RNNBase):
-            sizes += [module.hidden_size] * getattr(module, "num_layers", 1)
-            are_pairs.add(isinstance(module, nn.LSTMCell | nn.LSTM))
+    sizes, are_pairs = _cells_of(model)
     if len({*sizes}) != 1 or len(are_pairs) != 1:
         return
     size = sizes[0]

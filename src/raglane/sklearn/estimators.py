@@ -65,6 +65,12 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
             sequences = _steps_first(sequences, channels)
         records = read(sequences, columns)
     _check_used(records, columns)
+    _check_channels(estimator, records, is_rows=is_rows, reset=reset)
+    return _in_order_of_fit(records, estimator._names)
+
+
+def _check_channels(estimator: Any, records: Dataset, *, is_rows: bool, reset: bool) -> None:
+    """Remember the channels of fit, or raise if the sequences have others."""
     count = None if records.is_tokens else len(records.channels)
     if reset:
         estimator._channels = count
@@ -73,12 +79,11 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
             # Equivalent to an array (n, L), so a later array must have L columns.
             estimator.n_features_in_ = int(records.lengths[0])
     elif len(records.values) and count != estimator._channels:
-        layout, other = _LAYOUTS[channels]
+        layout, other = _LAYOUTS[estimator.channels]
         got = f"{_kind(count)} in sequences {layout}"
         rule = f"{_kind(estimator._channels)}, as in fit"
         fix = f"pass sequences {layout}, or channels={other!r} to the estimator"
         raise DataError("X", got, rule, fix)
-    return _in_order_of_fit(records, estimator._names)
 
 
 def _check_used(records: Dataset, columns: Columns) -> None:

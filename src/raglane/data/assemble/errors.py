@@ -18,6 +18,18 @@ def refused(path: Path, refusal: Refusal) -> DataError:
     return error
 
 
+def _idle(columns: Columns, records: Records) -> list[str]:
+    """Return the options for texts and whole numbers that do nothing for these records."""
+    is_sequence = records.targets is not None and records.targets.ordered
+    texts = {
+        "split": records.is_tokens and records.columns.split is not None,
+        # Data to predict has no labels.
+        "label_split": not columns.need_labels or is_sequence,
+        "tokens": records.is_tokens or not columns.tokens,
+    }
+    return [name for name, acts in texts.items() if getattr(columns, name) and not acts]
+
+
 def unused_notes(
     columns: Columns, roles: Iterable[str], source: str, records: Records
 ) -> list[str]:
@@ -31,14 +43,7 @@ def unused_notes(
     unused = [
         role for role in ROLES if getattr(columns, role) not in (None, False) and role not in roles
     ]
-    is_sequence = records.targets is not None and records.targets.ordered
-    texts = {
-        "split": records.is_tokens and records.columns.split is not None,
-        # Data to predict has no labels.
-        "label_split": not columns.need_labels or is_sequence,
-        "tokens": records.is_tokens or not columns.tokens,
-    }
-    idle = [name for name, acts in texts.items() if getattr(columns, name) and not acts]
+    idle = _idle(columns, records)
     reasons = {f"{source} has no such column": unused, "no texts or whole numbers fit": idle}
     return [
         f"not used, since {reason}: {', '.join(map(option, names))}"

@@ -113,12 +113,18 @@ def _sequence_of(
     return only("sequence", _sequence_candidates(kinds, columns, free), kind, kinds)
 
 
+def _texts(kinds: _Kinds, columns: Columns, free: Sequence[str]) -> list[str]:
+    """Return the columns of texts, without those that are named as labels are."""
+    texts = [name for name in free if is_text(kinds[name])]
+    if columns.label is not None or TASKS[columns.task].label is None:
+        return texts
+    return [name for name in texts if name.lower() not in ROLE_NAMES["label"]]
+
+
 def _sequence_candidates(kinds: _Kinds, columns: Columns, free: Sequence[str]) -> list[str]:
     lists = [name for name in free if is_sequence(kinds[name])]
     label = TASKS[columns.task].label
-    texts = [name for name in free if is_text(kinds[name])]
-    if columns.label is None and label is not None:
-        texts = [name for name in texts if name.lower() not in ROLE_NAMES["label"]]
+    texts = _texts(kinds, columns, free)
     if not columns.wants_labels or columns.task == "classify":
         return lists or texts
     # A list may be the label here, but a text with the name of a sequence is not.

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, quote_all, require
 from raglane.data.records import Columns, is_named
@@ -164,18 +165,20 @@ def _are_dates(entries: Entries) -> bool:
     return bool(words) and all(map(is_date, words))
 
 
+def _ascend(steps: npt.NDArray[np.float64]) -> bool:
+    """Return True for names 0, 1, ..., or those of the wavelengths of a spectrum."""
+    if not len(steps):
+        return False
+    return bool((steps == 1).all() or (len(steps) > 2 and (steps > 0).all()))
+
+
 def _check_header(path: Path, header: list[str], rows: Entries) -> None:
     """Raise a DataError if the first row has data: numbers, dates, and words that are in other rows
     too.
     """
     names = [name for name in header if name]
     numbers, odd = numbers_in(np.array(names, dtype=object))
-    # Columns may be called 0, 1, ..., or by the wavelengths of a spectrum, or by dates.
-    steps = np.diff(numbers)
-    is_numbered = names == ["0"] or (
-        len(steps) and ((steps == 1).all() or (len(steps) > 2 and (steps > 0).all()))
-    )
-    is_numbered = is_numbered or all(map(is_date, names))
+    is_numbered = names == ["0"] or _ascend(np.diff(numbers)) or all(map(is_date, names))
     words = [
         name for name, is_word in zip(names, odd, strict=True) if is_word and not is_date(name)
     ]

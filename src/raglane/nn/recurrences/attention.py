@@ -147,12 +147,12 @@ def _rows(
 
 def _check_alone(gains: Tensor | None, delta: bool, decays: Tensor | None) -> None:
     """Raise if log_gain is combined with what mLSTM does not have."""
-    other = "gain" if gains is not None else "delta" if delta else None
-    if decays is not None and decays.dim() == 3:
-        other = "a log_decay per key"
-    if other is not None:
-        fix = "leave one of them out"
-        raise ArgumentError("log_gain", f"log_gain with {other}", "one without the other", fix)
+    is_per_key = decays is not None and decays.dim() == 3
+    others = {"gain": gains is not None, "delta": delta, "a log_decay per key": is_per_key}
+    for other, is_given in others.items():
+        if is_given:
+            fix = "leave one of them out"
+            raise ArgumentError("log_gain", f"log_gain with {other}", "one without the other", fix)
 
 
 def _states(

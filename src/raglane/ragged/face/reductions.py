@@ -105,6 +105,19 @@ def _sequences(
     return result.unsqueeze(0) if keepdim else result
 
 
+def _with_features_as_steps(
+    values: Tensor, offsets: Tensor, dims: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
+    """Return values in which the features of all dimensions but the first are further steps."""
+    if len(dims) == 1:
+        return values, offsets
+    features = [dim - 1 for dim in dims[1:]]
+    values = values.movedim(features, [*range(1, len(dims))])
+    repeats = values.shape[1 : len(dims)].numel()
+    values = values.reshape(values.shape[0] * repeats, *values.shape[len(dims) :])
+    return values, offsets * repeats
+
+
 def _steps(
     entry: Entry,
     batch: FlatBatch,
@@ -120,13 +133,7 @@ def _steps(
     if "ord" in options:
         options["p"] = options.pop("ord")
     values = _checked(entry, batch._values, options.pop("dtype", None))
-    offsets = batch.offsets
-    if len(dims) > 1:
-        features = [dim - 1 for dim in dims[1:]]
-        values = values.movedim(features, [*range(1, len(dims))])
-        repeats = values.shape[1 : len(dims)].numel()
-        values = values.reshape(values.shape[0] * repeats, *values.shape[len(dims) :])
-        offsets = offsets * repeats
+    values, offsets = _with_features_as_steps(values, batch.offsets, dims)
     has_identity = not entry.has("nonempty") and options.get("p") not in (torch.inf, -torch.inf)
     is_asserted = empty is None and not has_identity
     if is_asserted:
