@@ -49,7 +49,7 @@ from raglane.data.sources.layout import UTF16, Plain, plain
 from raglane.data.sources.plain_csv import plain_blocks, plain_columns
 from raglane.data.sources.short_rows import ShortRows
 from raglane.data.sources.table import Table
-from raglane.data.typed.column import Column, Written, numbers_in
+from raglane.data.typed.column import Bools, Column, Written, numbers_in
 from raglane.data.typed.dates import is_date
 from raglane.data.typed.decimals import CommaColumns, Entries
 
@@ -164,6 +164,10 @@ def _are_dates(entries: Entries) -> bool:
     return bool(words) and all(map(is_date, words))
 
 
+def _words_among(names: list[str], odd: Bools) -> list[str]:
+    return [name for name, is_word in zip(names, odd, strict=True) if is_word and not is_date(name)]
+
+
 def _check_header(path: Path, header: list[str], rows: Entries) -> None:
     """Raise a DataError if the first row has data: numbers, dates, and words that are in other rows
     too.
@@ -176,9 +180,7 @@ def _check_header(path: Path, header: list[str], rows: Entries) -> None:
         len(steps) and ((steps == 1).all() or (len(steps) > 2 and (steps > 0).all()))
     )
     is_numbered = is_numbered or all(map(is_date, names))
-    words = [
-        name for name, is_word in zip(names, odd, strict=True) if is_word and not is_date(name)
-    ]
+    words = _words_among(names, odd)
     repeated = [word for word in words if word in rows[1:, header.index(word)]]
     is_data = len(words) < len(names) and not is_numbered and len(repeated) == len(words)
     # A label and a text of several words, such as those of messages.
