@@ -53,17 +53,13 @@ def _sequences_from(estimator: Any, X: Any, *, reset: bool) -> Dataset:  # noqa:
     check_choice("channels", channels, tuple(_LAYOUTS))
     is_batch = isinstance(X, (Ragged, Dataset)) or is_panel(X)
     is_rows = not (is_batch or _is_list(X) or getattr(X, "ndim", 0) == 3)
-    chosen = {name: getattr(estimator, name) for name in _READING}
-    columns = Columns(need_labels=False, **chosen)
+    columns = _columns_of(estimator)
     if is_rows and not columns.tokens:
         records = _rows(estimator, X, columns, reset=reset)
     elif is_batch or columns.tokens:
         records = read(X, columns)
     else:
-        sequences = list(X)
-        if not is_text(sequences):
-            sequences = _steps_first(sequences, channels)
-        records = read(sequences, columns)
+        records = _listed(X, columns, channels)
     _check_used(records, columns)
     _check_channels(estimator, records, is_rows=is_rows, reset=reset)
     return _in_order_of_fit(records, estimator._names)
@@ -84,6 +80,18 @@ def _check_channels(estimator: Any, records: Dataset, *, is_rows: bool, reset: b
         rule = f"{_kind(estimator._channels)}, as in fit"
         fix = f"pass sequences {layout}, or channels={other!r} to the estimator"
         raise DataError("X", got, rule, fix)
+
+
+def _listed(X: Any, columns: Columns, channels: str) -> Dataset:  # noqa: N803
+    sequences = list(X)
+    if not is_text(sequences):
+        sequences = _steps_first(sequences, channels)
+    return read(sequences, columns)
+
+
+def _columns_of(estimator: Any) -> Columns:
+    chosen = {name: getattr(estimator, name) for name in _READING}
+    return Columns(need_labels=False, **chosen)
 
 
 def _check_used(records: Dataset, columns: Columns) -> None:

@@ -37,7 +37,7 @@ def unused_notes(
     some roles.
     """
     if roles and records.columns.sequence is not None:
-        of_folders = [role for role in roles if role == "label_from_name"]
+        of_folders = {"label_from_name"}.intersection(roles)
         roles = ("sequence", "label", "id", *LISTS, *of_folders)
         source = "a table of this kind"
     unused = [

@@ -113,18 +113,11 @@ def _sequence_of(
     return only("sequence", _sequence_candidates(kinds, columns, free), kind, kinds)
 
 
-def _texts(kinds: _Kinds, columns: Columns, free: Sequence[str]) -> list[str]:
-    """Return the columns of texts, without those that are named as labels are."""
-    texts = [name for name in free if is_text(kinds[name])]
-    if columns.label is not None or TASKS[columns.task].label is None:
-        return texts
-    return [name for name in texts if name.lower() not in ROLE_NAMES["label"]]
-
-
 def _sequence_candidates(kinds: _Kinds, columns: Columns, free: Sequence[str]) -> list[str]:
     lists = [name for name in free if is_sequence(kinds[name])]
     label = TASKS[columns.task].label
-    texts = _texts(kinds, columns, free)
+    labels = ROLE_NAMES["label"] if columns.label is None and label is not None else ()
+    texts = _texts(kinds, free, labels)
     if not columns.wants_labels or columns.task == "classify":
         return lists or texts
     # A list may be the label here, but a text with the name of a sequence is not.
@@ -134,6 +127,10 @@ def _sequence_candidates(kinds: _Kinds, columns: Columns, free: Sequence[str]) -
     # Both columns may be lists or texts, but only sequences are numbers.
     lists = _numeric(kinds, lists) or lists
     return _not_targets(kinds, lists, columns.task) or usual or lists or texts
+
+
+def _texts(kinds: _Kinds, free: Sequence[str], labels: Sequence[str]) -> list[str]:
+    return [name for name in free if is_text(kinds[name]) and name.lower() not in labels]
 
 
 def _numeric(kinds: _Kinds, lists: list[str]) -> list[str]:

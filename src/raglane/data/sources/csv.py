@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, quote_all, require
 from raglane.data.records import Columns, is_named
@@ -50,7 +49,7 @@ from raglane.data.sources.layout import UTF16, Plain, plain
 from raglane.data.sources.plain_csv import plain_blocks, plain_columns
 from raglane.data.sources.short_rows import ShortRows
 from raglane.data.sources.table import Table
-from raglane.data.typed.column import Column, Written, numbers_in
+from raglane.data.typed.column import Bools, Column, Written, numbers_in
 from raglane.data.typed.dates import is_date
 from raglane.data.typed.decimals import CommaColumns, Entries
 
@@ -165,11 +164,8 @@ def _are_dates(entries: Entries) -> bool:
     return bool(words) and all(map(is_date, words))
 
 
-def _ascend(steps: npt.NDArray[np.float64]) -> bool:
-    """Return True for names 0, 1, ..., or those of the wavelengths of a spectrum."""
-    if not len(steps):
-        return False
-    return bool((steps == 1).all() or (len(steps) > 2 and (steps > 0).all()))
+def _words_among(names: list[str], odd: Bools) -> list[str]:
+    return [name for name, is_word in zip(names, odd, strict=True) if is_word and not is_date(name)]
 
 
 def _check_header(path: Path, header: list[str], rows: Entries) -> None:
@@ -178,10 +174,13 @@ def _check_header(path: Path, header: list[str], rows: Entries) -> None:
     """
     names = [name for name in header if name]
     numbers, odd = numbers_in(np.array(names, dtype=object))
-    is_numbered = names == ["0"] or _ascend(np.diff(numbers)) or all(map(is_date, names))
-    words = [
-        name for name, is_word in zip(names, odd, strict=True) if is_word and not is_date(name)
-    ]
+    # Columns may be called 0, 1, ..., or by the wavelengths of a spectrum, or by dates.
+    steps = np.diff(numbers)
+    is_numbered = names == ["0"] or (
+        len(steps) and ((steps == 1).all() or (len(steps) > 2 and (steps > 0).all()))
+    )
+    is_numbered = is_numbered or all(map(is_date, names))
+    words = _words_among(names, odd)
     repeated = [word for word in words if word in rows[1:, header.index(word)]]
     is_data = len(words) < len(names) and not is_numbered and len(repeated) == len(words)
     # A label and a text of several words, such as those of messages.
