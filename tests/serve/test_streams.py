@@ -609,6 +609,8 @@ def _masked(opcode: int, content: bytes) -> bytes:
         ("/streams", _masked(2, struct.pack("<II", 5, 0) * 8)),
         ("/streams", _masked(2, _record(7, torch.full((1, 3), torch.nan)) * 8)),
     ],
+    # Masks are drawn, so that the messages are no names of tests.
+    ids=["chunk", "close", "frames", "nan"],
 )
 def test_errors_that_a_client_does_not_read_end_the_connection(path: str, message: bytes) -> None:
     app = create_app({"layer": _engine()})
