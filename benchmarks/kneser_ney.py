@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import raglane as rl
-from raglane.runs.training import hold_out
+from raglane.runs.parts import hold_out
 
 BEGIN, END = "<begin>", "<end>"
 

@@ -189,6 +189,12 @@ REFUSED: dict[str, Call] = {
             " LayerNormLSTM LayerNormGRU SequenceEncoder"
         ).split()
     },
+    "rl.nn.selective_scan": lambda v, n: rl.nn.selective_scan(
+        ragged(v, n), ragged(v.abs(), n), -torch.ones(FEATURES, 2), *[ragged(v[:, :2], n)] * 2
+    ),
+    "rl.nn.linear_attention": lambda v, n: rl.nn.linear_attention(
+        *[ragged(v.view(-1, 2, 3), n)] * 3, ragged(-v[:, :2].abs(), n)
+    ),
     "rl.nn.Recurrent": lambda v, n: rl.nn.Recurrent(nn.GRUCell(FEATURES, 2))(ragged(v, n)),
     "rl.nn.CausalConv1d": layer("CausalConv1d", FEATURES, 2, 3),
     "rl.nn.Conv1d": layer("Conv1d", FEATURES, 2, 3),

@@ -65,7 +65,7 @@ CASES = [
         "a model that has learned little",
         "train wide.csv",
         0,
-        "^note: .*last epoch was the best: try --epochs",
+        "^note: .*try --epochs",
     ),
     case(
         "a series by months",

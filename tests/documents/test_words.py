@@ -27,6 +27,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 _FOREIGN = {"raglane.packing", "raglane.distributions"}
 # scikit-learn's own words.
 _SKLEARN = {"X", "y", "random_state"}
+# The symbols of the equations of its source.
+_SYMBOLS = {"raglane.nn.selective_scan": {"x"}}
 
 
 def _table() -> list[list[str]]:
@@ -102,6 +104,8 @@ def _parameters(name: str) -> list[inspect.Parameter]:
 
 def _is_foreign(name: str, argument: str) -> bool:
     module = name.rpartition(".")[0]
+    if argument in _SYMBOLS.get(name, ()):
+        return True
     return module in _FOREIGN or (module.startswith("raglane.sklearn") and argument in _SKLEARN)
 
 

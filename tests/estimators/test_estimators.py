@@ -322,6 +322,10 @@ def test_parameters_are_the_settings() -> None:
         "channels",
         "validation",
         "callback",
+        # Of Columns.
+        "tokens",
+        "split",
+        "keep_trailing",
     }
     assert model.set_params(lr=0.5).lr == 0.5
     tags = RecurrentRegressor(missing="zero").__sklearn_tags__()

@@ -72,7 +72,7 @@ def _padded(
     logits, every = [], []
     for token in tokens.unbind(1):
         inputs = [decoder.embedding(token)]
-        if decoder.order == "bahdanau":
+        if decoder.attention_order == "bahdanau":
             start = memory.new_zeros(len(memory), layer.state_sizes[0])
             first = state[0] if isinstance(state, tuple) else state
             query = attention.query(start if first is None else first[-1])
@@ -81,7 +81,7 @@ def _padded(
         if decoder.input_feeding:
             inputs.append(fed)
         out, state = layer.step(torch.cat(inputs, 1), state)
-        if decoder.order == "luong":
+        if decoder.attention_order == "luong":
             weights = _weights(attention, attention.query(out), memory, mask, weights)
         fed = decoder.combine(
             torch.cat([(weights.unsqueeze(1) @ memory).squeeze(1), out], 1)
@@ -98,7 +98,7 @@ def _padded(
 def test_logits_and_gradients_equal_a_padded_twin(
     kind: str, feeding: bool, cell: Any, order: str
 ) -> None:
-    decoder = _decoder(kind, feeding, cell, order=order)
+    decoder = _decoder(kind, feeding, cell, attention_order=order)
     memory, targets = _batch([5, 0, 1, 7, 2], [3, 2, 0, 1, 6])
     leaf = memory.values.clone().requires_grad_()
     inputs = [leaf, *decoder.parameters()]
@@ -254,7 +254,7 @@ def test_large_tiles_of_additive_attention() -> None:
 @pytest.mark.parametrize("feeding", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 def test_an_initial_state(feeding: bool, order: str) -> None:
-    decoder = _decoder("dot", feeding, "lstm", num_layers=2, order=order)
+    decoder = _decoder("dot", feeding, "lstm", num_layers=2, attention_order=order)
     memory, targets = _batch([4, 2, 3], [2, 5, 0])
     hx = tuple(torch.randn(2, 3, HIDDEN, dtype=torch.float64, requires_grad=True) for _ in range(2))
     logits = decoder(memory, targets, hx)
@@ -278,7 +278,7 @@ def test_an_initial_state(feeding: bool, order: str) -> None:
 @pytest.mark.parametrize("feeding", [False, True])
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_nan_stays_in_its_item(kind: str, feeding: bool, order: str) -> None:
-    decoder = _decoder(kind, feeding, order=order)
+    decoder = _decoder(kind, feeding, attention_order=order)
     memory, targets = _batch([3, 2, 4], [2, 4, 1])
     leaf = memory.values.clone()
     leaf[3] = math.nan
@@ -318,7 +318,7 @@ def _scores(
 def test_a_search_finds_the_best_of_all_outputs(
     kind: str, feeding: bool, rows: int | None, order: str
 ) -> None:
-    decoder = _decoder(kind, feeding, "lstm", order=order).eval()
+    decoder = _decoder(kind, feeding, "lstm", attention_order=order).eval()
     memory, _ = _batch([3, 0, 4, 1], [0] * 4)
     found = decoder.decode(memory, beam_size=100, max_length=3, n_best=3, max_rows=rows)
     for item in range(4):
@@ -335,7 +335,7 @@ def test_a_search_finds_the_best_of_all_outputs(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_coverage_is_that_of_the_weights(kind: str, order: str) -> None:
-    decoder = _decoder(kind, True, order=order).eval()
+    decoder = _decoder(kind, True, attention_order=order).eval()
     memory, _ = _batch([3, 0, 4, 1], [0] * 4)
     options: dict[str, Any] = {"beam_size": 100, "max_length": 2, "coverage": 0.7, "n_best": 30}
     found = decoder.decode(memory, **options)
@@ -431,7 +431,7 @@ def test_a_decoder_learns_to_reverse() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_no_items(kind: str, order: str) -> None:
-    decoder = _decoder(kind, feeding=True, order=order)
+    decoder = _decoder(kind, feeding=True, attention_order=order)
     memory, targets = _batch([], [])
     assert decoder(memory, targets).values.shape == (0, TOKENS)
     assert len(decoder.decode(memory, max_length=3)) == 0

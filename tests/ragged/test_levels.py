@@ -78,7 +78,7 @@ def test_pieces_of_sequences(lengths: list[int], seed: int) -> None:
 
 def test_wrong_starts() -> None:
     batch = rl.Ragged([[1.0, 2.0], [3.0]])
-    with pytest.raises(ArgumentTypeError, match="True where a piece starts, got a Ragged of"):
+    with pytest.raises(ArgumentTypeError, match="True where a piece begins, got a Ragged of"):
         batch.split_at(batch)
     with pytest.raises(ShapeError, match="begins must be a batch"):
         batch.split_at(rl.Ragged([[True], [False, True]]))

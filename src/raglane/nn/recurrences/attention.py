@@ -148,7 +148,7 @@ def _rows(
 def _check_alone(gains: Tensor | None, delta: bool, decays: Tensor | None) -> None:
     """Raise if log_gain is combined with what mLSTM does not have."""
     is_per_key = decays is not None and decays.dim() == 3
-    others = {"gain": gains is not None, "delta": delta, "a log_decay per key": is_per_key}
+    others = {"a log_decay per key": is_per_key, "gain": gains is not None, "delta": delta}
     for other, is_given in others.items():
         if is_given:
             fix = "leave one of them out"
