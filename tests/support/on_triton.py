@@ -251,9 +251,8 @@ def launches_and_waits(name: str, longest: int = 0) -> list[int]:
             stack.enter_context(mock.patch.object(launch, "run", counted))
             # Whose reads wait for no device, and are not counted.
             of_host: Any = np.array(lengths).view(type("OnHost", (np.ndarray,), {"is_cpu": True}))
-            stack.enter_context(
-                mock.patch("raglane.ragged.base.check_unchanged")
-            )  # of offsets on the host
+            for check in ("check_unchanged", "check_host_offsets"):  # of offsets on the host
+                stack.enter_context(mock.patch(f"raglane.ragged.base.{check}"))
             known = _TRITON._replace(
                 places=lambda *given: replace(Places(*given), lengths=of_host, long=20)
             )
