@@ -612,7 +612,11 @@ def _masked(opcode: int, content: bytes) -> bytes:
     # Masks are drawn, so that the messages are no names of tests.
     ids=["chunk", "close", "frames", "nan"],
 )
-def test_errors_that_a_client_does_not_read_end_the_connection(path: str, message: bytes) -> None:
+def test_errors_that_a_client_does_not_read_end_the_connection(
+    path: str, message: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a busy machine the client may answer late.
+    monkeypatch.setattr("raglane.serve.wire._CLOSE_WITHIN", 60.0)
     app = create_app({"layer": _engine()})
     sockets = app.state.server.sockets
     with served(app) as where, _silent(where, path) as client:
@@ -653,7 +657,10 @@ def test_answers_wait_for_a_client_that_does_not_read() -> None:
             left = left[-9:] if b'{"state":"' not in left[-9:] else b""
         thread.join()
         client.sendall(_masked(1, b'{"end":true}'))
-        assert client.recv(100)[-3:] == b"end"
+        while not left.endswith(b"end"):
+            part = client.recv(1 << 16)
+            assert part
+            left = left[-3:] + part
 
 
 # ---- overload ----------------------------------------------------------------------------------------
