@@ -168,7 +168,7 @@ def test_the_vocabulary_goes_by_frequency_and_keeps_place_0_for_the_unknown() ->
         "a",
         "b",
     )
-    assert Preprocessor.fit(records, task="classify", minimum_count=2).vocabulary == (
+    assert Preprocessor.fit(records, task="classify", min_count=2).vocabulary == (
         UNKNOWN,
         "a",
         "b",

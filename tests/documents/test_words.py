@@ -31,10 +31,10 @@ _SKLEARN = {"X", "y", "random_state"}
 _SYMBOLS = {"raglane.nn.selective_scan": {"x"}}
 
 
-def _table() -> list[list[str]]:
-    """Return the rows of the table of arguments on the style page."""
-    _, _, part = (DOCS / "style.md").read_text().partition("\n## Arguments\n")
-    lines = [line for line in part.partition("\n## ")[0].splitlines() if line.startswith("|")]
+def _table(title: str) -> list[list[str]]:
+    """Return the rows of a table of the style page, the first below a heading."""
+    _, _, part = (DOCS / "style.md").read_text().partition(f"\n{title}\n")
+    lines = [line for line in part.partition("\n#")[0].splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
@@ -42,8 +42,12 @@ def _words(cell: str) -> list[str]:
     return re.findall(r"`([^`]+)`", cell)
 
 
-WORDS = {word for row in _table() for word in _words(row[0])}
-REPLACED = {word: _words(row[0])[0] for row in _table() for word in _words(row[2])}
+_ARGUMENTS = _table("## Arguments")
+WORDS = {word for row in _ARGUMENTS for word in _words(row[0])}
+REPLACED = {word: _words(row[0])[0] for row in _ARGUMENTS for word in _words(row[2])}
+# The arguments of one function or class each, and the choices of arguments.
+OWN = {_words(row[0])[0]: {*_words(row[1])} for row in _table("### Of one function")}
+CHOICES = {_words(row[0])[0]: {*_words(row[1])} for row in _table("### Values")}
 
 
 def _modules(module: ModuleType = rl) -> Iterator[ModuleType]:
@@ -137,16 +141,21 @@ def test_no_argument_has_a_replaced_word(name: str) -> None:
 
 @pytest.mark.parametrize("name", list(CALLABLES))
 def test_no_choice_is_a_replaced_word(name: str) -> None:
-    function = CALLABLES[name][1]
+    for argument, choices in _choices_of(CALLABLES[name][1]).items():
+        for choice in choices:
+            assert f'"{choice}"' not in REPLACED, f"{name}({argument}={choice!r})"
+
+
+def _choices_of(function: Any) -> dict[str, set[str]]:
+    """Return the texts that each argument may be."""
     if inspect.isclass(function):
         function = function.__init__
     try:
         hints = typing.get_type_hints(function)
     except (NameError, TypeError, AttributeError):  # imported for type checkers only
-        return
-    for argument, hint in hints.items():
-        for choice in _choices(hint):
-            assert f'"{choice}"' not in REPLACED, f"{name}({argument}={choice!r})"
+        return {}
+    choices = {argument: {*_choices(hint)} for argument, hint in hints.items()}
+    return {argument: values for argument, values in choices.items() if values}
 
 
 def _choices(hint: Any) -> Iterator[str]:
@@ -158,22 +167,44 @@ def _choices(hint: Any) -> Iterator[str]:
         yield from _choices(inner)
 
 
-def test_arguments_of_several_functions_are_in_the_table() -> None:
-    """A word that several functions have means the same in all of them, as the table says."""
+def _owners() -> dict[str, set[str]]:
+    """Return the functions and classes that have each argument, by its name."""
     settings = {field.name for field in dataclasses.fields(Settings)}
     owners: dict[str, set[str]] = defaultdict(set)
     for name, (owner, _) in CALLABLES.items():
         for parameter in _parameters(name):
+            if _is_foreign(name, parameter.name) or parameter.name.startswith("_"):
+                continue
             of_settings = parameter.name in settings and (
                 name.startswith("raglane.sklearn") or owner.endswith("Settings")
             )
-            if not _is_foreign(name, parameter.name):
-                owners[parameter.name].add("settings" if of_settings else owner)
+            place = "settings" if of_settings else owner.rpartition(".")[2]
+            owners[parameter.name].add(place)
+    return owners
+
+
+def test_every_argument_is_in_a_table() -> None:
+    """A word that several functions have means the same in all of them, as the table says."""
+    owners = _owners()
     shared = {word for word, places in owners.items() if len(places) > 1}
     assert len(shared) > 50
     assert shared - WORDS == set()
+    own: dict[str, set[str]] = defaultdict(set)
+    for word, places in owners.items():
+        for place in places - {"settings"}:  # whose help says what they are
+            if word not in WORDS:
+                own[place].add(word)
+    assert own == OWN
     unknown = {word for word in WORDS if not word.startswith('"')} - owners.keys()
     assert unknown == set(), "words of the table that no function has"
+
+
+def test_every_choice_is_in_the_table() -> None:
+    choices: dict[str, set[str]] = defaultdict(set)
+    for _, function in CALLABLES.values():
+        for argument, values in _choices_of(function).items():
+            choices[argument] |= values
+    assert choices == CHOICES
 
 
 def test_no_setting_has_a_replaced_word() -> None:

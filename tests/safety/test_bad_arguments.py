@@ -231,7 +231,7 @@ def calls_of_data() -> list[Call]:
         partial(data.chunk, max_length=1),
         partial(read, source=__file__, columns=None, format="csv"),
         partial(Preprocessor, **scaling, vocabulary=None, labels=("a",), missing="raise"),
-        partial(Preprocessor.fit, data=data, **learned, max_vocabulary=3, minimum_count=1),
+        partial(Preprocessor.fit, data=data, **learned, max_vocabulary=3, min_count=1),
         partial(fitted.apply, data=data, require_targets=True),
         partial(Preprocessor.from_config, config=fitted.to_config()),
     ]

@@ -214,7 +214,7 @@ def _refuse_missing(feature: Feature, source: str) -> None:
 def fit_vocabulary(
     counted: Mapping[str, int],
     special: tuple[str, ...] = (UNKNOWN,),
-    minimum_count: int = 1,
+    min_count: int = 1,
     most: int | None = None,
 ) -> tuple[str, ...]:
     """Return the special words, then the others by descending frequency, ties in alphabetical
@@ -224,7 +224,7 @@ def fit_vocabulary(
     for word in special:
         del counts[word]
     ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-    frequent = [word for word, count in ranked if count >= minimum_count]
+    frequent = [word for word, count in ranked if count >= min_count]
     return (*special, *(frequent if most is None else frequent[: most - len(special)]))
 
 

@@ -116,7 +116,7 @@ class Preprocessor:
         missing: str = "raise",
         standardize: bool = True,
         max_vocabulary: int | None = None,
-        minimum_count: int = 1,
+        min_count: int = 1,
     ) -> Preprocessor:
         """Learn from the training part.
 
@@ -128,7 +128,7 @@ class Preprocessor:
             standardize: whether to scale each channel to mean 0 and deviation 1.
             max_vocabulary: the largest size of the vocabulary, with the unknown token; None keeps
                 all tokens.
-            minimum_count: the least number of occurrences of a token in the vocabulary.
+            min_count: the least number of occurrences of a token in the vocabulary.
 
         Raises:
             ArgumentTypeError: an argument of the wrong kind.
@@ -145,7 +145,7 @@ class Preprocessor:
             "read it with rl.data.read",
         )
         check_flag("standardize", standardize)
-        minimum_count = check_whole("minimum_count", minimum_count, 0)
+        min_count = check_whole("min_count", min_count, 0)
         if max_vocabulary is not None:
             max_vocabulary = check_whole("max_vocabulary", max_vocabulary, 2)
         split = None
@@ -173,9 +173,7 @@ class Preprocessor:
         learned["features"] = encoders.fit_encoders(statistics.features, missing)
         if not statistics.channels:
             special = (UNKNOWN, END) if task == "language" else (UNKNOWN,)
-            words = encoders.fit_vocabulary(
-                statistics.tokens, special, minimum_count, max_vocabulary
-            )
+            words = encoders.fit_vocabulary(statistics.tokens, special, min_count, max_vocabulary)
             return cls(task=task, vocabulary=words, missing=missing, split=split, **learned)
         if task == "language":
             raise encoders.no_tokens()
