@@ -64,6 +64,16 @@ def export(texts: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> A
         return rl.export.onnx(Model(texts), folder / "model.onnx", example=example, layout="flat")
 
 
+def zeros_for(session: Any, offsets: list[int]) -> dict[str, Any]:
+    """Return the inputs of a file, of zeros."""
+    kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
+    inputs = {
+        each.name: np.zeros((offsets[-1], *each.shape[1:]), kinds[each.type])
+        for each in session.get_inputs()
+    }
+    return inputs | {"offsets": np.array(offsets)}
+
+
 def texts_of(is_refused: bool) -> dict[str, str]:
     """Return the expressions of entries that a file contains, or does not."""
     return {
@@ -101,18 +111,25 @@ def test_a_file_raises_where_steps_are_missing(
 
     export([text], tmp_path, monkeypatch)
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
-    kinds = {"tensor(float)": np.float32, "tensor(int64)": np.int64, "tensor(bool)": np.bool_}
     for offsets, has_all in (([0, 1, 3], True), ([0, 3, 3], False), ([0, 0, 3], False)):
-        inputs = {
-            each.name: np.zeros((3, *each.shape[1:]), kinds[each.type])
-            for each in session.get_inputs()
-        }
-        inputs["offsets"] = np.array(offsets)
+        inputs = zeros_for(session, offsets)
         if has_all:
             session.run(None, inputs)
             continue
         with pytest.raises(Exception, match=r"(?i)bounds|invalid index"):
             session.run(None, inputs)
+
+
+def test_spreads_of_no_element_are_nan_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not zero divided by a negative number."""
+    import onnxruntime
+
+    texts = ["x.var()", "x.std(unbiased=False)", "x.var(correction=2)", "torch.var_mean(x)[0]"]
+    export(texts, tmp_path, monkeypatch)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"))
+    assert np.isnan(session.run(None, zeros_for(session, [0, 0]))).all()
 
 
 def test_nan_is_the_largest_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ or a Scan gets at least one row, an empty sequence, whose final state is removed
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -345,6 +346,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.argsort.default: lambda self, *rest, **named: _sort(self, *rest, **named)[1],
         torch.ops.aten.argsort.stable: lambda self, **named: _sort_stable(self, **named)[1],
         torch.ops.aten.mean.default: _mean,
+        **_spreads(),
         torch.ops.aten.floor_divide.default: _floor_divide,
         **torch._decomp.get_decompositions(_LOSSES),
         **{operator.default: composed[operator.default] for operator in _COMPOSED},
@@ -439,6 +441,71 @@ def _repeat_rows(
 
 def _mean(self: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
     return self.sum(dtype=dtype) / self.numel()
+
+
+def _spreads() -> dict[Any, Callable[..., Any]]:
+    """Return variances and standard deviations, of which ONNX's divide by a negative number for no
+    element.
+    """
+    aten = torch.ops.aten
+
+    def overloads(find: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+        def by_flag(
+            self: Tensor, dim: Sequence[int] | None, unbiased: bool = True, keepdim: bool = False
+        ) -> Any:
+            return find(self, dim, correction=int(unbiased), keepdim=keepdim)
+
+        def of_all(self: Tensor, unbiased: bool = True) -> Any:
+            return find(self, None, correction=int(unbiased))
+
+        return {"correction": find, "dim": by_flag, "default": of_all}
+
+    def std(self: Tensor, dim: Sequence[int] | None = None, **options: Any) -> Tensor:
+        return _var(self, dim, **options).sqrt()
+
+    def with_mean(find: Callable[..., Tensor]) -> Callable[..., Any]:
+        def both(
+            self: Tensor,
+            dim: Sequence[int] | None = None,
+            *,
+            correction: float | None = None,
+            keepdim: bool = False,
+        ) -> tuple[Tensor, Tensor]:
+            spread = find(self, dim, correction=correction, keepdim=keepdim)
+            return spread, _mean_over(self, dim, keepdim)
+
+        return both
+
+    spreads = {
+        aten.var: _var,
+        aten.std: std,
+        aten.var_mean: with_mean(_var),
+        aten.std_mean: with_mean(std),
+    }
+    return {
+        getattr(operator, overload): function
+        for operator, find in spreads.items()
+        for overload, function in overloads(find).items()
+    }
+
+
+def _mean_over(self: Tensor, dim: Sequence[int] | None, keepdim: bool) -> Tensor:
+    dims = [*(dim or range(self.dim()))]
+    return self.sum(dims, keepdim=keepdim) / math.prod(self.shape[each] for each in dims)
+
+
+def _var(
+    self: Tensor,
+    dim: Sequence[int] | None = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+) -> Tensor:
+    dims = [*(dim or range(self.dim()))]
+    count = torch.scalar_tensor(math.prod(self.shape[each] for each in dims), dtype=self.dtype)
+    apart = self - _mean_over(self, dims, keepdim=True)
+    degrees = (count - (1 if correction is None else correction)).clamp(min=0)
+    return apart.square().sum(dims, keepdim=keepdim) / degrees
 
 
 def _floor_divide(self: Any, other: Any) -> Tensor:
