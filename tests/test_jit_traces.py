@@ -61,6 +61,11 @@ def targets(lengths: Tensor) -> rl.Ragged:
     return ragged(torch.ones_like(lengths), torch.ones_like(lengths))
 
 
+def self_attention(values: rl.Ragged, log_decay: rl.Ragged) -> Any:
+    """Return linear attention with the values as queries and keys too."""
+    return rl.nn.linear_attention(values, values, values, log_decay)
+
+
 def method(name: str, *args: Any, **options: Any) -> Call:
     return lambda v, n: getattr(ragged(v, n), name)(*args, **options)
 
@@ -192,8 +197,8 @@ REFUSED: dict[str, Call] = {
     "rl.nn.selective_scan": lambda v, n: rl.nn.selective_scan(
         ragged(v, n), ragged(v.abs(), n), -torch.ones(FEATURES, 2), *[ragged(v[:, :2], n)] * 2
     ),
-    "rl.nn.linear_attention": lambda v, n: rl.nn.linear_attention(
-        *[ragged(v.view(-1, 2, 3), n)] * 3, ragged(-v[:, :2].abs(), n)
+    "rl.nn.linear_attention": lambda v, n: self_attention(
+        ragged(v.view(-1, 2, 3), n), ragged(-v[:, :2].abs(), n)
     ),
     "rl.nn.Recurrent": lambda v, n: rl.nn.Recurrent(nn.GRUCell(FEATURES, 2))(ragged(v, n)),
     "rl.nn.CausalConv1d": layer("CausalConv1d", FEATURES, 2, 3),
