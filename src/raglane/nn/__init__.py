@@ -9,6 +9,8 @@ from raglane.nn.attention import Attention
 from raglane.nn.convolution import CausalConv1d, Conv1d
 from raglane.nn.crf import CRF
 from raglane.nn.encoder import SequenceEncoder
+from raglane.nn.mixers.mamba import Mamba
+from raglane.nn.mixers.mamba2 import Mamba2
 from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrences.attention import linear_attention
 from raglane.nn.recurrences.selective import selective_scan
@@ -45,6 +47,8 @@ __all__ = [
     "IndRNN",
     "LayerNormGRU",
     "LayerNormLSTM",
+    "Mamba",
+    "Mamba2",
     "MaxPool1d",
     "MinGRU",
     "MinLSTM",
