@@ -80,7 +80,7 @@ class Block(nn.Module):
 
     def run_whole(self, values: Tensor, offsets: Tensor, states: States) -> tuple[Tensor, States]:
         """Run whole sequences, and return their outputs and final states."""
-        return self._mixed(values, states, Whole(offsets))
+        return self._mixed(values, states, Whole(offsets, values.shape[0]))
 
     def _mixed(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
         norm = self.residual_norm
@@ -113,7 +113,8 @@ class BlockLayer(Recurrent):
             return made[-1]
 
         super().__init__(block, input_size, hidden_size, num_layers, **options)
-        self.register_load_state_dict_pre_hook(_rename)
+        hook: Any = self.register_load_state_dict_pre_hook
+        hook(_rename)
         if len(made) == 1:
             self._adopt()
 

@@ -34,10 +34,27 @@ def _wide(rows: Tensor) -> Tensor:
     return rows.to(torch.promote_types(rows.dtype, torch.float32)).contiguous()
 
 
+def _by_torch(rows: Tensor, weight: Tensor) -> Tensor:
+    if weight.shape[0] == 1:
+        return F.linear(rows, weight[0])
+    columns = rows.unflatten(1, (weight.shape[0], -1)).transpose(0, 1)
+    return torch.bmm(columns, weight.transpose(1, 2)).transpose(0, 1).flatten(1)
+
+
 def _times(rows: Tensor, weight: Tensor) -> Tensor:
     if not _has_kernel(rows):
-        return F.linear(rows, weight)
-    return times(_wide(rows), _wide(weight).unsqueeze(0)).to(rows.dtype)
+        return _by_torch(rows, weight)
+    return times(_wide(rows), _wide(weight)).to(rows.dtype)
+
+
+def _outer(left: Tensor, right: Tensor, groups: int) -> Tensor:
+    """Return the sums over the elements of products of rows, ``(G, M, D)``."""
+    if not torch.is_grad_enabled() and _has_kernel(left):
+        products, _ = outer_products(_wide(left), _wide(right), groups=groups)
+        if products is not None:
+            return products.to(left.dtype)
+    columns = [each.unflatten(1, (groups, -1)).transpose(0, 1) for each in (left, right)]
+    return torch.bmm(columns[0].transpose(1, 2), columns[1])
 
 
 def _column_sums(rows: Tensor) -> Tensor:
@@ -58,23 +75,21 @@ class _Product(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows, weight = ctx.saved_tensors
         needs_rows, needs_weight, needs_bias = ctx.needs_input_grad
-        of_bias = _column_sums(grad) if needs_bias else None
-        if torch.is_grad_enabled():
-            return grad @ weight, grad.t() @ rows, of_bias
-        of_rows = _times(grad, weight.t()) if needs_rows else None
-        of_weight = None
-        if needs_weight and not _has_kernel(rows):
-            of_weight = grad.t() @ rows
-        elif needs_weight:
-            products, _ = outer_products(_wide(grad), _wide(rows))
-            of_weight = None if products is None else products[0].to(weight.dtype)
-        return of_rows, of_weight, of_bias
+        multiply = _by_torch if torch.is_grad_enabled() else _times
+        of_rows = multiply(grad, weight.transpose(1, 2)) if needs_rows else None
+        of_weight = _outer(grad, rows, weight.shape[0]) if needs_weight else None
+        return of_rows, of_weight, _column_sums(grad) if needs_bias else None
 
 
 def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``rows @ weight.T + bias`` for ``(N, D)``, ``(M, D)`` and ``(M,)``."""
+    """Return ``rows @ weight.T + bias`` for ``(N, D)``, ``(M, D)`` and ``(M,)``.
+
+    A weight ``(G, M, D)`` multiplies G groups of D columns, each with a matrix of its own.
+    """
+    weight = weight if weight.dim() == 3 else weight.unsqueeze(0)
     if rows.dtype is not weight.dtype or _is_recorded(rows, weight, bias):
-        return F.linear(rows, weight, bias)
+        output = _by_torch(rows, weight)
+        return output if bias is None else output + bias
     result: Tensor = _Product.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
     return result
 
@@ -158,6 +173,26 @@ def softplus(rows: Tensor) -> Tensor:
     return result
 
 
+class _BoundedRoot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, squares: Tensor) -> Tensor:
+        ctx.save_for_backward(squares)
+        return squares.sqrt()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (squares,) = ctx.saved_tensors
+        return grad / (4 * squares).clamp(min=1e-6).sqrt()
+
+
+def bounded_root(squares: Tensor) -> Tensor:
+    """Return square roots, whose derivative is at most 1,000."""
+    if _is_recorded(squares):
+        return squares.sqrt()
+    result: Tensor = _BoundedRoot.apply(squares)  # type: ignore[no-untyped-call]
+    return result
+
+
 # ---- convolutions --------------------------------------------------------------------------------
 
 
@@ -186,9 +221,7 @@ class _Convolution(torch.autograd.Function):
         return of_rows, torch.stack(columns, 1)
 
 
-def convolve(
-    rows: Tensor, weight: Tensor, state: Tensor, offsets: Tensor
-) -> tuple[Tensor, Tensor]:
+def convolve(rows: Tensor, weight: Tensor, state: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """Convolve each channel of each sequence with the elements before.
 
     Args:
@@ -216,10 +249,8 @@ def convolve(
     of_finals = ((offsets[1:] + after_states).unsqueeze(1) + window).flatten()
     elements = torch.cat([rows, state.to(rows.dtype).reshape(count * reach, rows.shape[1])])
     row = place_rows(elements, torch.cat([places, of_states]), elements.shape[0])
-    if _is_recorded(row, weight):
-        windows = _sum_of_later(row, weight)
-    else:
-        windows = _Convolution.apply(row, weight)  # type: ignore[no-untyped-call]
+    convolve_row: Any = _sum_of_later if _is_recorded(row, weight) else _Convolution.apply
+    windows = convolve_row(row, weight)
     final = take_rows(row, of_finals).reshape(state.shape)
     # A window across two sequences is no output.
     return take_rows(windows, places - reach), final.to(state.dtype)

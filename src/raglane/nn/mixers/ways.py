@@ -4,11 +4,13 @@ plain torch.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from raglane import segments
 from raglane.nn.mixers import rows
 from raglane.nn.recurrences.loops import attention_step, selective_step, step_sizes
 from raglane.nn.recurrences.operators import attend, scan_selectively
@@ -57,8 +59,8 @@ class Way:
         raise NotImplementedError
 
     def product(self, values: Tensor, weight: Tensor) -> Tensor:
-        """Return ``values @ weight.T``."""
-        raise NotImplementedError
+        """Return ``values @ weight.T``; a weight ``(G, M, D)`` multiplies groups of columns."""
+        return rows.product(values, weight)
 
     def convolve(
         self, values: Tensor, convolution: nn.Conv1d, state: Tensor
@@ -97,10 +99,11 @@ class Way:
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         raise NotImplementedError
 
-    def spread_to_first(self, per_sequence: Tensor, rest: Tensor) -> Tensor:
-        """Return ``rest`` with the numbers of sequences at their first elements."""
+    def begins(self, has_begun: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which rows begin sequences, ``(R, 1)``, and the state ``has_begun`` after them."""
         raise NotImplementedError
 
+    bounded_root = staticmethod(rows.bounded_root)
     sigmoid = staticmethod(torch.sigmoid)
     scaled = staticmethod(torch.mul)
     shifted = staticmethod(torch.add)
@@ -112,6 +115,11 @@ class Way:
     def silu(self, values: Tensor) -> Tensor:
         """Return ``values * sigmoid(values)``."""
         return values * self.sigmoid(values)
+
+    def gelu(self, values: Tensor) -> Tensor:
+        """Return the Gaussian error linear unit by a hyperbolic tangent."""
+        inner = math.sqrt(2 / math.pi) * (values + 0.044715 * values * values * values)
+        return 0.5 * values * (1 + inner.tanh())
 
     def normed(self, values: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """Divide by the root of the mean square of the last dimension, ``(N, ..., P)``.
@@ -131,15 +139,14 @@ class Steps(Way):
     """One step of each of R sequences."""
 
     def linear(self, module: nn.Module, values: Tensor) -> Tensor:
+        """See :class:`Way`."""
         result: Tensor = module(values)
         return result
-
-    def product(self, values: Tensor, weight: Tensor) -> Tensor:
-        return nn.functional.linear(values, weight)
 
     def convolve(
         self, values: Tensor, convolution: nn.Conv1d, state: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """See :class:`Way`."""
         window = torch.cat([state.to(values.dtype), values], 1)
         elements = window.view(values.shape[0], -1, values.shape[1])
         output = (elements * convolution.weight.squeeze(1).t()).sum(1)
@@ -159,8 +166,9 @@ class Steps(Way):
         output, states = attention_step(elements, states, scale, delta, eps)
         return output.to(parts.v.dtype), states
 
-    def spread_to_first(self, per_sequence: Tensor, rest: Tensor) -> Tensor:
-        return per_sequence.expand_as(rest)
+    def begins(self, has_begun: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Way`."""
+        return has_begun == 0, torch.ones_like(has_begun)
 
 
 STEPS = Steps()
@@ -169,15 +177,16 @@ STEPS = Steps()
 class Whole(Way):
     """All elements of whole sequences, ``(N, ...)``; the bits of a sequence depend on no other."""
 
-    product = staticmethod(rows.product)  # type: ignore[assignment]
     sigmoid = staticmethod(rows.sigmoid)  # type: ignore[assignment]
     scaled = staticmethod(rows.scaled)  # type: ignore[assignment]
     shifted = staticmethod(rows.shifted)  # type: ignore[assignment]
 
-    def __init__(self, offsets: Tensor) -> None:
+    def __init__(self, offsets: Tensor, count: int) -> None:
         self._offsets = offsets
+        self._count = count
 
     def linear(self, module: nn.Module, values: Tensor) -> Tensor:
+        """See :class:`Way`."""
         if type(module) is nn.Linear:
             return rows.product(values, module.weight, module.bias)
         result: Tensor = module(values)
@@ -186,6 +195,7 @@ class Whole(Way):
     def convolve(
         self, values: Tensor, convolution: nn.Conv1d, state: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """See :class:`Way`."""
         weight = convolution.weight.squeeze(1)
         output, state = rows.convolve(values, weight, state, self._offsets)
         bias = convolution.bias
@@ -205,11 +215,14 @@ class Whole(Way):
         output, *finals = attend(operands, self._offsets, None, scale, delta, eps)
         return output, tuple(finals[: len(states)])
 
-    def spread_to_first(self, per_sequence: Tensor, rest: Tensor) -> Tensor:
-        lengths = self._offsets.diff()
-        (filled,) = lengths.nonzero(as_tuple=True)
-        firsts = per_sequence.index_select(0, filled).expand(-1, rest.shape[1])
-        return rest.index_copy(0, self._offsets[:-1].index_select(0, filled), firsts)
+    def begins(self, has_begun: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Way`."""
+        has_elements = (self._offsets.diff() > 0).unsqueeze(1)
+        index = segments.segment_ids(self._offsets, self._count)
+        is_first = segments.positions(self._offsets, self._count).unsqueeze(1) == 0
+        after = torch.where(has_elements, torch.ones_like(has_begun), has_begun)
+        return is_first & (has_begun == 0).index_select(0, index), after
 
     def softplus(self, values: Tensor) -> Tensor:
+        """See :class:`Way`."""
         return rows.softplus(values)
