@@ -196,7 +196,7 @@ LOOPS: dict[str, tuple[Loop, dict[str, Any]]] = {
     "Mamba": (_mamba, {"state_size": 4}),
     "Mamba2": (
         _mamba2,
-        {"state_size": 5, "head_dim": 3, "groups": 2, "dt_limit": (0.01, 0.9)},
+        {"state_size": 5, "head_dim": 3, "num_groups": 2, "dt_limit": (0.01, 0.9)},
     ),
     "GatedDeltaNet": (_gated_delta_net, _DELTA),
     "MLSTM": (_mlstm, {"num_heads": 2, "key_size": 4, "bias": True}),
@@ -462,8 +462,8 @@ def test_bfloat16_is_close(name: str) -> None:
 def test_what_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"head_dim must be a divisor of .* = 12, got 5\."):
         rl.nn.Mamba2(D, H, head_dim=5)
-    with pytest.raises(ArgumentError, match=r"groups must be .* number of heads = 3, got 2\."):
-        rl.nn.Mamba2(D, 9, head_dim=6, groups=2)
+    with pytest.raises(ArgumentError, match=r"num_groups must be .* number of heads = 3, got 2\."):
+        rl.nn.Mamba2(D, 9, head_dim=6, num_groups=2)
     with pytest.raises(ArgumentError, match=r"dt_limit must be .*, got \(2, 1\)\."):
         rl.nn.Mamba2(D, H, dt_limit=(2, 1))
     with pytest.raises(ArgumentError, match="zoneout must be 0 for"):
@@ -494,7 +494,7 @@ def _theirs(name: str) -> tuple[Any, Any]:
             heads = {"num_heads": 8, "head_dim": 4, "n_groups": 2, "time_step_limit": (0.02, 0.5)}
             config = models.mamba2.Mamba2Config(**sizes, **heads, state_size=8, chunk_size=8)
             theirs = models.mamba2.modeling_mamba2.Mamba2Mixer(config, 0)
-            options = {"head_dim": 4, "groups": 2, "dt_limit": (0.02, 0.5), "state_size": 8}
+            options = {"head_dim": 4, "num_groups": 2, "dt_limit": (0.02, 0.5), "state_size": 8}
         case "GatedDeltaNet":
             theirs = _next_delta_net(models.qwen3_next, sizes)
             options = _DELTA

@@ -32,14 +32,14 @@ class MambaBlock(Block):
         state_size: int,
         kernel_size: int,
         expand: int,
-        rank: int | None,
+        dt_rank: int | None,
         bias: bool,
         conv_bias: bool,
         **placed: Unpack[Placed],
     ) -> None:
         width = expand * hidden_size
         super().__init__(input_size, hidden_size, ((kernel_size - 1) * width, width * state_size))
-        self.rank = -(-hidden_size // 16) if rank is None else rank
+        self.rank = -(-hidden_size // 16) if dt_rank is None else dt_rank
         self.state_size = state_size
         self.in_proj = nn.Linear(input_size, 2 * width, bias, **placed)
         self.conv1d = convolution(width, kernel_size, conv_bias, placed)
@@ -97,7 +97,7 @@ class Mamba(BlockLayer):
         state_size: numbers per channel of the state.
         kernel_size: the number of elements that an output of the convolution reads.
         expand: channels per feature.
-        rank: the rank of the projection to step sizes; None for a sixteenth of ``hidden_size``,
+        dt_rank: the rank of the projection to step sizes; None for a sixteenth of ``hidden_size``,
             rounded up.
         bias: True for biases of the projections at the ends.
         conv_bias: True for a bias of the convolution.
@@ -124,7 +124,7 @@ class Mamba(BlockLayer):
         state_size: int = 16,
         kernel_size: int = 4,
         expand: int = 2,
-        rank: int | None = None,
+        dt_rank: int | None = None,
         bias: bool = False,
         conv_bias: bool = True,
         device: torch.device | str | None = None,
@@ -136,7 +136,7 @@ class Mamba(BlockLayer):
             state_size=check_count("state_size", state_size),
             kernel_size=check_count("kernel_size", kernel_size),
             expand=check_count("expand", expand),
-            rank=None if rank is None else check_count("rank", rank),
+            dt_rank=None if dt_rank is None else check_count("dt_rank", dt_rank),
             bias=check_flag("bias", bias),
             conv_bias=check_flag("conv_bias", conv_bias),
         )

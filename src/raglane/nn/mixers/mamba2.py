@@ -37,7 +37,7 @@ class Mamba2Block(Block):
         kernel_size: int,
         expand: int,
         head_dim: int | None,
-        groups: int,
+        num_groups: int,
         dt_limit: Limits,
         eps: float,
         bias: bool,
@@ -47,12 +47,12 @@ class Mamba2Block(Block):
         width = expand * hidden_size
         size = head_size(width, 64) if head_dim is None else head_dim
         heads = width // check_divides("head_dim", size, "expand * hidden_size", width)
-        check_divides("groups", groups, "the number of heads", heads)
-        channels = width + 2 * groups * state_size
+        check_divides("num_groups", num_groups, "the number of heads", heads)
+        channels = width + 2 * num_groups * state_size
         sizes = ((kernel_size - 1) * channels, width * state_size)
         super().__init__(input_size, hidden_size, sizes)
-        self.groups = groups
-        self.splits = [width, groups * state_size, groups * state_size]
+        self.groups = num_groups
+        self.splits = [width, num_groups * state_size, num_groups * state_size]
         self.dt_limit = dt_limit
         self.eps = eps
         self.in_proj = nn.Linear(input_size, width + channels + heads, bias, **placed)
@@ -101,7 +101,7 @@ class Mamba2(BlockLayer):
     transformers, whose ``state_dict`` it loads: the gate before a norm of groups, and ``D`` for each
     head. The equations are in docs/cells.md. It is called like other layers; ``state`` is the last
     ``kernel_size - 1`` inputs of the convolution, ``(1, B, (kernel_size - 1) * channels)`` with
-    ``expand * hidden_size + 2 * groups * state_size`` channels, and the states of the heads, ``(1,
+    ``expand * hidden_size + 2 * num_groups * state_size`` channels, and the states of the heads, ``(1,
     B, expand * hidden_size * state_size)``, of which a head has ``(state_size, head_dim)``. On a
     CPU, a sequence has the same bits as a whole, in pieces and by steps, and in any batch.
 
@@ -114,7 +114,7 @@ class Mamba2(BlockLayer):
         kernel_size: the number of elements that an output of the convolution reads.
         expand: channels per feature.
         head_dim: channels of a head; None for the largest divisor of the channels up to 64.
-        groups: the number of groups of heads that share what is written and read, and of the norm.
+        num_groups: the number of groups of heads that share what is written and read, and of the norm.
         dt_limit: the smallest and the largest step size; None for no limits.
         eps: is added to the mean square in the norm.
         bias: True for biases of the projections at the ends.
@@ -143,7 +143,7 @@ class Mamba2(BlockLayer):
         kernel_size: int = 4,
         expand: int = 2,
         head_dim: int | None = None,
-        groups: int = 1,
+        num_groups: int = 1,
         dt_limit: Limits | None = None,
         eps: float = 1e-5,
         bias: bool = False,
@@ -158,7 +158,7 @@ class Mamba2(BlockLayer):
             kernel_size=check_count("kernel_size", kernel_size),
             expand=check_count("expand", expand),
             head_dim=head_dim,
-            groups=groups,
+            num_groups=num_groups,
             dt_limit=check_limits("dt_limit", dt_limit),
             eps=check_eps(eps),
             bias=check_flag("bias", bias),
