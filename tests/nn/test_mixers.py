@@ -177,10 +177,8 @@ def _rglru(p: Any, x: Tensor, state: list[Tensor]) -> tuple[Tensor, list[Tensor]
             )
         )
         log_a = -8 * r * torch.log1p(torch.exp(gates.recurrent_param))
-        is_first = bool(begun == 0)
-        a = torch.zeros_like(h) if is_first else torch.exp(log_a)
-        factor = torch.ones_like(h) if is_first else torch.sqrt(1 - torch.exp(2 * log_a))
-        h = a * h + factor * i * u
+        root = torch.sqrt(1 - torch.exp(2 * log_a))
+        h = torch.exp(log_a) * h + (root + (1 - begun) * (1 - root)) * i * u
         begun = torch.ones_like(begun)
         outputs.append(p.linear_out.weight @ (h * y) + p.linear_out.bias)
     return _stacked(outputs, p), [torch.cat(window), h, begun]

@@ -104,18 +104,18 @@ class BlockLayer(Recurrent):
     ) -> None:
         check_dtype(placed["dtype"])
         directions = 2 if options.get("bidirectional") else 1
-        made: list[Block] = []
+        blocks: list[Block] = []
 
         def block(width: int, size: int) -> Block:
-            made.append(make(width, size, **placed))
-            if len(made) > directions and width == size:
-                made[-1].residual_norm = nn.RMSNorm(size, 1e-5, **placed)
-            return made[-1]
+            blocks.append(make(width, size, **placed))
+            if len(blocks) > directions and width == size:
+                blocks[-1].residual_norm = nn.RMSNorm(size, 1e-5, **placed)
+            return blocks[-1]
 
         super().__init__(block, input_size, hidden_size, num_layers, **options)
         hook: Any = self.register_load_state_dict_pre_hook
         hook(_rename)
-        if len(made) == 1:
+        if len(blocks) == 1:
             self._adopt()
 
     def _adopt(self) -> None:
@@ -143,10 +143,10 @@ class BlockLayer(Recurrent):
 def _rename(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
     """Give the parameters of a checkpoint the names that a layer has."""
     for index, cell in enumerate(layer.cells):
-        own = f"{prefix}cells.{index}." if "cells" in layer._modules else prefix
-        names = [name for name in state if name.startswith(own)]
-        parts = {name.removeprefix(own): state.pop(name) for name in names}
-        state.update({own + name: tensor for name, tensor in cell.renamed(parts).items()})
+        start = f"{prefix}cells.{index}." if "cells" in layer._modules else prefix
+        names = [name for name in state if name.startswith(start)]
+        parts = {name.removeprefix(start): state.pop(name) for name in names}
+        state.update({start + name: tensor for name, tensor in cell.renamed(parts).items()})
 
 
 def head_size(width: int, most: int) -> int:

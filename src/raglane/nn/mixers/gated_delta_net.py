@@ -73,20 +73,20 @@ class GatedDeltaNetBlock(Block):
         """Separate the projections of Qwen3-Next, whose rows are head by head."""
         sizes = [size // self.heads for size in (*self.splits, self.splits[2])]
         each = self.A_log.shape[0] // self.heads
-        own = {
+        joined_names = {
             "in_proj_qkvz.weight": (sizes, ("q", "k", "v", "z")),
             "in_proj_ba.weight": ([each, each], ("b", "a")),
         }
-        made: dict[str, Tensor] = {}
-        for joined, (rows, names) in own.items():
+        separate: dict[str, Tensor] = {}
+        for joined, (rows, names) in joined_names.items():
             if joined in parts:
                 heads = parts.pop(joined).unflatten(0, (self.heads, -1)).split(rows, 1)
-                made |= {
+                separate |= {
                     name: tensor.flatten(0, 1) for name, tensor in zip(names, heads, strict=True)
                 }
-        if "q" in made:
-            made["qkv"] = torch.cat([made.pop(name) for name in "qkv"])
-        return parts | {f"in_proj_{name}.weight": tensor for name, tensor in made.items()}
+        if "q" in separate:
+            separate["qkv"] = torch.cat([separate.pop(name) for name in "qkv"])
+        return parts | {f"in_proj_{name}.weight": tensor for name, tensor in separate.items()}
 
     def mix(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
         """See :class:`Block`."""

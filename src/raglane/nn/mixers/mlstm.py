@@ -66,18 +66,20 @@ class MLSTMBlock(Block):
 
     def renamed(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         """Separate the projections of a model with weight_mode="fused"."""
-        own = {
+        joined_names = {
             "qkv_opreact": ("q", "k", "v", "ogate_preact"),
             "ifgate_preact": ("igate_preact", "fgate_preact"),
         }
-        made: dict[str, Tensor] = {}
-        for joined, names in own.items():
+        separate: dict[str, Tensor] = {}
+        for joined, names in joined_names.items():
             sizes = [self.get_parameter(f"{name}.weight").shape[0] for name in names]
             for kind in ("weight", "bias"):
                 if f"{joined}.{kind}" in parts:
                     rows = parts.pop(f"{joined}.{kind}").split(sizes)
-                    made |= {f"{name}.{kind}": part for name, part in zip(names, rows, strict=True)}
-        return parts | made
+                    separate |= {
+                        f"{name}.{kind}": part for name, part in zip(names, rows, strict=True)
+                    }
+        return parts | separate
 
     def mix(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
         """See :class:`Block`."""

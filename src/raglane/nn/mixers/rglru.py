@@ -97,9 +97,9 @@ class RGLRUBlock(Block):
         rates = _RATE * way.softplus(wide(self.rg_lru.recurrent_param))
         # Minus the logarithms of decays. The scan writes x times dt, hence the quotient.
         steps = way.scaled(recurrent, rates).clamp(min=_least(recurrent.dtype))
-        is_first, has_begun = way.begins(states[2])
+        fresh, has_begun = way.begins(states[2])
         root = way.bounded_root(-torch.expm1(-2 * steps))
-        factor = torch.where(is_first, torch.ones_like(root), root)
+        factor = root + wide(fresh) * (1 - root)
         written = wide(inner * self.rg_lru.gate("input", inner, way)) * factor
         one = torch.ones_like(steps[:, :1]).unsqueeze(2)
         scan = Scan(written / steps, steps, -torch.ones_like(rates).unsqueeze(1), one, one)

@@ -22,8 +22,8 @@ from raglane.segments.indexing import place_rows, take_rows
 
 def _is_recorded(*parts: Tensor | None) -> bool:
     """Return True if torch's own operators are needed."""
-    given = [part for part in parts if part is not None]
-    return records_operators() or are_transformed(given) or has_tangent(given)
+    tensors = [part for part in parts if part is not None]
+    return records_operators() or are_transformed(tensors) or has_tangent(tensors)
 
 
 def _has_kernel(rows: Tensor) -> bool:

@@ -100,7 +100,9 @@ class Way:
         raise NotImplementedError
 
     def begins(self, has_begun: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which rows begin sequences, ``(R, 1)``, and the state ``has_begun`` after them."""
+        """Return ``1 - has_begun`` for rows that begin sequences and 0 for others, ``(R, 1)``, and
+        the state ``has_begun`` after them.
+        """
         raise NotImplementedError
 
     bounded_root = staticmethod(rows.bounded_root)
@@ -168,7 +170,7 @@ class Steps(Way):
 
     def begins(self, has_begun: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Way`."""
-        return has_begun == 0, torch.ones_like(has_begun)
+        return 1 - has_begun, torch.ones_like(has_begun)
 
 
 STEPS = Steps()
@@ -220,8 +222,9 @@ class Whole(Way):
         has_elements = (self._offsets.diff() > 0).unsqueeze(1)
         index = segments.segment_ids(self._offsets, self._count)
         is_first = segments.positions(self._offsets, self._count).unsqueeze(1) == 0
+        fresh = (1 - has_begun).index_select(0, index)
         after = torch.where(has_elements, torch.ones_like(has_begun), has_begun)
-        return is_first & (has_begun == 0).index_select(0, index), after
+        return torch.where(is_first, fresh, torch.zeros_like(fresh)), after
 
     def softplus(self, values: Tensor) -> Tensor:
         """See :class:`Way`."""
