@@ -457,6 +457,25 @@ def test_bfloat16_is_close(name: str) -> None:
     torch.testing.assert_close(out.values.double(), exact.values, rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("name", LOOPS)
+def test_graphs(name: str, has_gradients: bool) -> None:
+    torch.compiler.reset()  # all layers have the same forward, which is compiled a few times only
+    layer = _layer(name)
+    batch = _batch()
+    expected = layer(batch)[0].values
+    with torch.set_grad_enabled(has_gradients):
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        out, _ = compiled(batch)
+        assert_same([out.values], [expected])
+        if has_gradients:
+            wanted = list(layer.parameters())
+            assert_same(gradients([out.values], wanted), gradients([expected], wanted))
+        else:
+            program = torch.export.export(layer, (batch,))
+            assert_same([program.module()(batch)[0].values], [expected])
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"head_dim must be a divisor of .* = 12, got 5\."):
         rl.nn.Mamba2(D, H, head_dim=5)
