@@ -316,12 +316,9 @@ def test_every_cell_in_every_variant(variant: str, layout: Any, tmp_path: Path) 
         exported: Any = rl.export.onnx(
             layer, path, example=(example, hx) if given else example, layout=layout
         )
-        # Layer normalisation amplifies rounding errors at each step; there the export checks the
-        # difference itself.
-        assert kind.layer.startswith("LayerNorm") or exported.verified.largest_difference < 1e-5, (
-            str(kind),
-            options,
-        )
+        # Normalisation amplifies rounding errors; there the export checks the difference itself.
+        is_normalised = kind.layer.startswith("LayerNorm") or kind.layer == "GatedDeltaNet"
+        assert is_normalised or exported.verified.largest_difference < 1e-5, (str(kind), options)
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "export"
