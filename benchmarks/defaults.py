@@ -35,6 +35,7 @@ PER_SEQUENCE: dict[str, dict[str, Any]] = {
     TODAY: {},
     "bidirectional": BOTH,
     "mean": MEAN,
+    "mean, dropout": MEAN | DROPPED,
     "bidirectional, mean": BOTH | MEAN,
     "bidirectional, dropout": BOTH | DROPPED,
     "bidirectional, mean, dropout": BOTH | MEAN | DROPPED,

@@ -159,7 +159,7 @@ def test_chunks_read_no_number_and_no_length() -> None:
     resets = some_resets()
     scan = tuple(scan_tensors())
     attention = {kind: tuple(attention_tensors(kind)) for kind in KINDS}
-    with ReadsNothing():
+    with ReadsNothing():  # type: ignore[no-untyped-call]
         selective_chunks(scan, OFFSETS, resets, *SCAN_OPTIONS)
         for kind, tensors in attention.items():
             attention_chunks(tensors, OFFSETS, resets, *attention_options(kind))
@@ -178,7 +178,7 @@ def test_operators_grow_with_the_logarithm_of_the_length() -> None:
     def operators(steps: int) -> int:
         tensors: Any = [drawn(steps, 6), drawn(steps, 6), -drawn(6, 3).abs()]
         tensors += [drawn(steps, 2, 3), drawn(steps, 2, 3), None, None, None]
-        with Counts() as counts:
+        with Counts() as counts:  # type: ignore[no-untyped-call]
             selective_chunks(tuple(tensors), torch.tensor([0, steps]), None, *SCAN_OPTIONS)
         return counts.total
 
