@@ -219,7 +219,8 @@ def selective_chunks(
 ) -> tuple[Tensor, Tensor]:
     """Return the output ``(N, E)`` and the final state ``(B, E, S)`` of a selective scan."""
     steps = selective_steps(tensors, offsets, *options)
-    x, rates = tensors[0], tensors[2]
+    x = tensors[0]
+    rates = tensors[2]
     if x.shape[0] == 0:
         return x, steps.starts[0]
     chunks = _Chunks(steps, offsets, resets, x.shape[0])
@@ -243,7 +244,8 @@ def attention_chunks(
     empty without log_gain.
     """
     steps = attention_steps(tensors, offsets, scale, delta, eps)
-    v, log_gain = tensors[2], tensors[5]
+    v = tensors[2]
+    log_gain = tensors[5]
     if v.shape[0] == 0:
         return attention_results(v, v, steps.starts)
     chunks = _Chunks(steps, offsets, resets, v.shape[0])
@@ -277,7 +279,8 @@ def _matrices(chunks: _Chunks) -> Tensor:
     """Return what the delta rule makes of the columns of an identity matrix, with values of 0."""
     q, k, _v, *rest = chunks.columns
     state = chunks.starts[0]
-    rows, (heads, size) = chunks.grid.number.shape[0], state.shape[1:3]
+    rows = chunks.grid.number.shape[0]
+    heads, size = state.shape[1:3]
     identity = torch.eye(size, dtype=state.dtype, device=state.device)
     zeros: Any = state.new_zeros(rows, SIZE, heads, size)
     _, (factor,) = chunks.run([q, k, zeros, *rest], (identity.expand(rows, heads, -1, -1),))
