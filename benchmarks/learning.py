@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -69,17 +70,11 @@ TASKS: dict[str, Callable[[int], Batch]] = {
 class Model(nn.Module):
     """Two layers over embedded tokens, and a score for each symbol."""
 
-    def __init__(self, cell: str) -> None:
+    def __init__(self, cell: Any) -> None:
         super().__init__()
-        options = {"state_size": 32} if cell == "mamba2" else {}
+        options: dict[str, Any] = {"state_size": 32} if cell == "mamba2" else {}
         self.encoder = rl.nn.SequenceEncoder(
-            32,
-            64,
-            cell,
-            num_embeddings=SYMBOLS + 2,
-            pooling=None,
-            num_layers=2,
-            **options,  # type: ignore[arg-type]
+            32, 64, cell, num_embeddings=SYMBOLS + 2, pooling=None, num_layers=2, **options
         )
         self.head = nn.Linear(64, SYMBOLS)
 

@@ -190,7 +190,7 @@ def _stacked(outputs: list[Tensor], p: Any) -> Tensor:
 
 
 Loop = Callable[[Any, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
-_DELTA = {"num_heads": 2, "num_value_heads": 4, "key_size": 3, "value_size": 5}
+_DELTA: dict[str, Any] = {"num_heads": 2, "num_value_heads": 4, "key_size": 3, "value_size": 5}
 LOOPS: dict[str, tuple[Loop, dict[str, Any]]] = {
     "Mamba": (_mamba, {"state_size": 4}),
     "Mamba2": (
@@ -352,6 +352,14 @@ def test_packed_weights_give_the_same_bits(
         assert not used, "the weights have changed"
 
 
+@needs_kernels
+def test_packed_weights_in_training() -> None:
+    layer = rl.pack_weights(_layer("Mamba"))
+    out, _ = layer(rl.Ragged([torch.randn(4, D, dtype=torch.float64)]))
+    out.values.sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
 def _noting(function: Callable[..., Tensor], used: list[int]) -> Callable[..., Tensor]:
     def run(*args: Any) -> Tensor:
         used.append(1)
@@ -455,7 +463,7 @@ def test_second_derivatives(name: str) -> None:
         return out.values, *final
 
     torch.autograd.gradcheck(run, (values,))
-    torch.autograd.gradgradcheck(run, (values,), atol=1e-4)
+    torch.autograd.gradgradcheck(run, (values,), atol=1e-4, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -591,6 +599,20 @@ def test_the_blocks_of_transformers(name: str) -> None:
     expected = expected[0] if isinstance(expected, tuple) else expected
     out, _ = layer(rl.Ragged(list(values)))
     torch.testing.assert_close(out.values, expected.flatten(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_interleaved_projections_of_qwen() -> None:
+    """Each head of keys has its rows of queries, keys, values and gates side by side."""
+    layer = rl.nn.GatedDeltaNet(7, 8, **_DELTA)
+    state = {name: torch.randn_like(tensor) for name, tensor in layer.state_dict().items()}
+    theirs = dict(state)
+    q, k, v = theirs.pop("in_proj_qkv.weight").split([6, 6, 20])
+    z, a, b = (theirs.pop(f"in_proj_{name}.weight") for name in "zab")
+    heads = [each.chunk(2) for each in (q, k, v, z, b, a)]
+    theirs["in_proj_qkvz.weight"] = torch.cat([each[h] for h in (0, 1) for each in heads[:4]])
+    theirs["in_proj_ba.weight"] = torch.cat([each[h] for h in (0, 1) for each in heads[4:]])
+    layer.load_state_dict(theirs)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in layer.state_dict().items())
 
 
 def test_joined_projections_of_xlstm() -> None:
