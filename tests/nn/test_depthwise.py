@@ -34,7 +34,7 @@ def _loop(
             if resets is not None and resets[row]:
                 history = [values.new_zeros(E)] * size
             history = [*history[1:], values[row]]
-            output = sum(history[tap] * weight[:, tap] for tap in range(size))
+            output: Any = sum(history[tap] * weight[:, tap] for tap in range(size))
             outputs.append(output if bias is None else output + bias)
         lasts.append(torch.stack(history))
         begin += length
@@ -43,7 +43,7 @@ def _loop(
 
 def _drawn(size: int, has_bias: bool, has_resets: bool, has_before: bool) -> list[Any]:
     total = sum(LENGTHS)
-    double = {"dtype": torch.float64, "requires_grad": True}
+    double: dict[str, Any] = {"dtype": torch.float64, "requires_grad": True}
     return [
         torch.randn(total, E, **double),
         torch.randn(E, size, **double),

@@ -107,7 +107,7 @@ def _gathered(
     before: Tensor | None,
 ) -> Tensor:
     """Return the sum of gathered rows: one graph for all lengths."""
-    total, width = rows.shape
+    total = rows.shape[0]
     reach = taps.shape[0] - 1
     places = torch.arange(total, device=rows.device)
     sequence = owners(offsets[1:], total)

@@ -1,0 +1,67 @@
+"""Which mixers of transformers become which of ours."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import nn
+
+from raglane.nn.swapped.base import Mixer
+from raglane.nn.swapped.block import Block
+from raglane.nn.swapped.delta import (
+    ACTIVATIONS,
+    DeltaMixer,
+    InterleavedDeltaMixer,
+    OlmoDeltaMixer,
+)
+from raglane.nn.swapped.mamba import JambaMixer, MambaMixer
+from raglane.nn.swapped.mamba2 import BambaMixer, FalconH1Mixer, GraniteMixer, Mamba2Mixer
+
+# By the name of the class in a module ``transformers.models``.
+FAMILIES: dict[str, type[Any]] = {
+    "MambaMixer": MambaMixer,
+    "FalconMambaMixer": MambaMixer,
+    "JambaMambaMixer": JambaMixer,
+    "JambaMambaDecoderLayer": Block,
+    "Mamba2Mixer": Mamba2Mixer,
+    "BambaMixer": BambaMixer,
+    "FalconH1Mixer": FalconH1Mixer,
+    "Zamba2MambaMixer": BambaMixer,
+    "NemotronHMamba2Mixer": BambaMixer,
+    "GraniteMoeHybridMambaLayer": GraniteMixer,
+    "Qwen3NextGatedDeltaNet": InterleavedDeltaMixer,
+    "Qwen3_5GatedDeltaNet": DeltaMixer,
+    "Qwen3_5MoeGatedDeltaNet": DeltaMixer,
+    "OlmoHybridGatedDeltaNet": OlmoDeltaMixer,
+}
+
+
+def mixer_of(kind: type[Any]) -> type[Any] | None:
+    """Return the base of the converted class of a mixer or block, or None for other classes."""
+    for parent in kind.__mro__:
+        if parent.__name__ in FAMILIES and parent.__module__.startswith("transformers.models."):
+            return FAMILIES[parent.__name__]
+    return None
+
+
+def is_mixer(module: nn.Module) -> bool:
+    """Return True for a mixer or block that is not converted."""
+    return mixer_of(type(module)) is not None and not isinstance(module, Mixer | Block)
+
+
+def reason_to_leave_mixer(mixer: nn.Module) -> str:
+    """Return why a mixer cannot be converted, or "" if it can."""
+    kind = type(mixer)
+    owner = next(parent for parent in kind.__mro__ if "forward" in vars(parent))
+    if "forward" in vars(mixer):
+        return "its forward was replaced on the instance"
+    if owner.__name__ not in FAMILIES:
+        return f"{kind.__name__} has a forward of its own"
+    if "cache" not in inspect.signature(kind.forward).parameters:
+        return "it is of a version of transformers below 5.24, whose caches differ"
+    if getattr(mixer, "activation", "silu") not in ACTIVATIONS and not hasattr(mixer, "act"):
+        return f"its activation is {mixer.activation}"
+    if any(hasattr(module, "_hf_hook") for module in mixer.children()):
+        return "its weights are offloaded, piece by piece"
+    return ""
