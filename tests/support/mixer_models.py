@@ -132,6 +132,23 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "position_embedding_type": "rope",
         },
     ),
+    "recurrent_gemma": (
+        "RecurrentGemma",
+        {
+            "num_hidden_layers": 3,
+            "block_types": ["recurrent", "attention", "recurrent"],
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 12,
+            "intermediate_size": 16,
+            "lru_width": 24,
+            "attention_window_size": 64,
+        },
+    ),
+    "xlstm": (
+        "xLSTM",
+        {"hidden_size": 128, "num_hidden_layers": 2, "num_heads": 2, "chunk_size": 4},
+    ),
 }
 TOKENS = {"vocab_size": 50, "hidden_size": 24, "pad_token_id": 0, "bos_token_id": 1}
 
@@ -142,9 +159,7 @@ def small_model(family: str, **options: Any) -> Any:
 
     name, sizes = FAMILIES[family]
     of_text = name + ("TextConfig" if name == "Qwen3_5" else "Config")
-    config = getattr(transformers, of_text)(
-        **TOKENS, eos_token_id=None, use_cache=True, **sizes, **options
-    )
+    config = getattr(transformers, of_text)(**(TOKENS | {"eos_token_id": None} | sizes | options))
     torch.manual_seed(0)
     model = getattr(transformers, f"{name}ForCausalLM")(config).double().eval()
     with torch.no_grad():

@@ -291,7 +291,7 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
         for name, reason in reasons.items()
         if not reason.endswith((_OF_CELLS, _OF_OURS))
     }
-    for module in model.modules():
+    for name, module in model.named_modules():
         if (_is_torchs(module) or _is_slstm(module)) and not _reason_to_leave(module):
             # torch.fx treats a module as a leaf if its __module__ is torch.nn's.
             vars(module)["__module__"] = type(module).__module__
@@ -300,6 +300,8 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
             module.checkpoint_every = checkpoint_every
         if is_mixer(module) and not _reason_to_leave(module):
             module.__class__ = _converted(type(module))
+            if isinstance(module, Mixer):
+                module.adopt(name)
     for module in model.modules():
         if _resets_states(module):
             module.__class__ = _converted(type(module))
@@ -377,6 +379,8 @@ def to_torch(model: M) -> M:
                 if isinstance(module, _Accelerated)
                 else set()
             )
+            if isinstance(module, Mixer):
+                added = {*module.added}
             if isinstance(module, AcceleratedSLSTM):
                 added.discard("backend")
             for attribute in added:

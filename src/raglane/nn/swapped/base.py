@@ -24,7 +24,18 @@ class Mixer:
     needs_mask: ClassVar[bool] = False
     # They pass no mask of padding on.
     needs_padding: ClassVar[bool] = False
+    # Their blocks get arguments of the call at all.
+    is_passed: ClassVar[bool] = True
+    # Attributes of instances that the class before does not have.
+    added: ClassVar[tuple[str, ...]] = ()
     layer_idx: Any
+
+    @staticmethod
+    def remember(numbers: Tensor | None) -> None:
+        """Keep the numbers of a call whose model does not pass them on, or forget them."""
+
+    def adopt(self, name: str) -> None:
+        """Prepare a mixer that was converted, by its name in the model."""
 
     def forward(
         self, hidden_states: Tensor, cache: Any = None, attention_mask: Any = None, **kwargs: Any
@@ -44,6 +55,7 @@ class Mixer:
             return type(mixer).forward(mixer, hidden_states, cache, attention_mask, **kwargs)
         cache = kwargs.get("cache_params", cache)
         layout = layout_of(hidden_states, kwargs.get("seq_idx"), attention_mask)
+        layout = layout.restarted(kwargs.get("position_ids"))
         memory = Memory(cache, mixer.layer_idx, layout)
         if not hidden_states.is_cpu and _runs_elsewhere(layout, memory):
             return super().forward(hidden_states, cache, attention_mask, **kwargs)  # type: ignore[misc]

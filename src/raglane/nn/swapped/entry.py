@@ -41,12 +41,19 @@ class Entry:
         if result is None:
             return None
         numbers, are_several = result
+        if not self.kind.is_passed:
+            self.kind.remember(numbers)
+            return None
         call["seq_idx"] = numbers - 1
         if not self.kind.has_attention:
             call["attention_mask"] = numbers
         elif are_several:
             call |= _apart(model, call, numbers, self.kind.needs_mask)
         return (), call
+
+    def end(self, *_: Any) -> None:
+        """Forget the numbers of the call."""
+        self.kind.remember(None)
 
 
 def _apart(
@@ -93,7 +100,10 @@ def enter(model: nn.Module) -> None:
         kinds = [mixer_of(type(part)) for part in module.modules() if isinstance(part, Mixer)]
         if kinds:
             names = tuple(inspect.signature(module.forward).parameters)
-            module.register_forward_pre_hook(Entry(names, kinds[0]), with_kwargs=True)
+            entry = Entry(names, kinds[0])
+            module.register_forward_pre_hook(entry, with_kwargs=True)
+            if not entry.kind.is_passed:
+                module.register_forward_hook(entry.end, always_call=True)
 
 
 def _is_model(module: nn.Module) -> bool:
@@ -104,8 +114,12 @@ def _is_model(module: nn.Module) -> bool:
 
 
 def leave(model: nn.Module) -> None:
-    """Remove the hook of a model."""
+    """Remove the hooks of a model."""
     for number, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, Entry):
             del model._forward_pre_hooks[number]
             model._forward_pre_hooks_with_kwargs.pop(number, None)
+    for number, hook in list(model._forward_hooks.items()):
+        if isinstance(getattr(hook, "__self__", None), Entry):
+            del model._forward_hooks[number]
+            model._forward_hooks_always_called.pop(number, None)

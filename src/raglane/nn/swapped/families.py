@@ -15,8 +15,10 @@ from raglane.nn.swapped.delta import (
     InterleavedDeltaMixer,
     OlmoDeltaMixer,
 )
+from raglane.nn.swapped.griffin import GriffinMixer
 from raglane.nn.swapped.mamba import JambaMixer, MambaMixer
 from raglane.nn.swapped.mamba2 import BambaMixer, FalconH1Mixer, GraniteMixer, Mamba2Mixer
+from raglane.nn.swapped.xlstm import XlstmBlock, XlstmMixer
 
 # By the name of the class in a module ``transformers.models``.
 FAMILIES: dict[str, type[Any]] = {
@@ -30,11 +32,17 @@ FAMILIES: dict[str, type[Any]] = {
     "Zamba2MambaMixer": BambaMixer,
     "NemotronHMamba2Mixer": BambaMixer,
     "GraniteMoeHybridMambaLayer": GraniteMixer,
+    "RecurrentGemmaRecurrentBlock": GriffinMixer,
+    "xLSTMLayer": XlstmMixer,
+    "xLSTMBlock": XlstmBlock,
     "Qwen3NextGatedDeltaNet": InterleavedDeltaMixer,
     "Qwen3_5GatedDeltaNet": DeltaMixer,
     "Qwen3_5MoeGatedDeltaNet": DeltaMixer,
     "OlmoHybridGatedDeltaNet": OlmoDeltaMixer,
 }
+
+
+_OURS = (Mixer, Block, XlstmBlock)
 
 
 def mixer_of(kind: type[Any]) -> type[Any] | None:
@@ -47,7 +55,7 @@ def mixer_of(kind: type[Any]) -> type[Any] | None:
 
 def is_mixer(module: nn.Module) -> bool:
     """Return True for a mixer or block that is not converted."""
-    return mixer_of(type(module)) is not None and not isinstance(module, Mixer | Block)
+    return mixer_of(type(module)) is not None and not isinstance(module, _OURS)
 
 
 def reason_to_leave_mixer(mixer: nn.Module) -> str:
@@ -58,7 +66,15 @@ def reason_to_leave_mixer(mixer: nn.Module) -> str:
         return "its forward was replaced on the instance"
     if owner.__name__ not in FAMILIES:
         return f"{kind.__name__} has a forward of its own"
-    if "cache" not in inspect.signature(kind.forward).parameters:
+    names = inspect.signature(kind.forward).parameters
+    config = getattr(mixer, "config", None)
+    if getattr(config, "weight_mode", "single") != "single":
+        return "its weights are fused"
+    if hasattr(mixer, "mlstm_layer") and mixer_of(type(mixer.mlstm_layer)) is None:
+        return "its layer is of the package xlstm"
+    if kind.__name__.startswith("xLSTM"):
+        return ""
+    if "cache" not in names and ("cache_params" in names or "kwargs" not in names):
         return "it is of a version of transformers below 5.24, whose caches differ"
     if getattr(mixer, "activation", "silu") not in ACTIVATIONS and not hasattr(mixer, "act"):
         return f"its activation is {mixer.activation}"

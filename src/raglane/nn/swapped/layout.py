@@ -36,6 +36,24 @@ class Layout(NamedTuple):
         placed = place_rows(rows.flatten(0, 1), self.elements, count * steps)
         return placed.unflatten(0, self.shape)
 
+    def begins(self, is_empty: bool) -> Tensor:
+        """Return where sequences begin, bools ``(N,)``: those of rows only without states."""
+        total = self.shape[0] * self.shape[1] if self.elements is None else len(self.elements)
+        begins = torch.zeros(total + 1, dtype=torch.bool, device=self.offsets.device)
+        if is_empty:
+            # The last place takes offsets of empty rows at the end.
+            begins = begins.index_fill(0, self.offsets[:-1], True)
+        return begins[:total] if self.resets is None else begins[:total] | self.resets
+
+    def restarted(self, positions: Tensor | None) -> Layout:
+        """Return the layout in which sequences also begin at the position 0."""
+        if positions is None:
+            return self
+        first = self.rows(positions.expand(self.shape).unsqueeze(2)).flatten() == 0
+        if not records_operators() and not bool(first.any()):
+            return self
+        return self._replace(resets=first if self.resets is None else first | self.resets)
+
     def states(self, states: Tensor | None) -> Tensor | None:
         """Return states of rows, with zeros for that of all padding."""
         surplus = self.offsets.shape[0] - 1 - self.shape[0]
@@ -105,28 +123,36 @@ def numbers_of(call: dict[str, Any], shape: Sequence[int], is_needed: bool) -> N
     positions = _positions(call)
     sequences = _sequences(call, count, steps)
     tensors = [each for each in (mask, sequences, positions) if each is not None]
-    if not tensors or (steps == 1 and (mask is None or records_operators() or bool(mask.all()))):
+    if not tensors or (steps == 1 and _is_whole(mask)):
         return None
-    device = tensors[0].device
-    is_real = torch.ones(count, steps, dtype=torch.bool, device=device)
+    is_real = torch.ones(count, steps, dtype=torch.bool, device=tensors[0].device)
     is_real = is_real if mask is None else is_real & (mask > 0)
     is_real = is_real if sequences is None else is_real & (sequences >= 0)
     begins = torch.zeros_like(is_real)
     for numbers, step in ((sequences, 0), (positions, 1), (mask, 0)):
-        if numbers is not None:
-            begins |= _breaks(numbers.expand(count, -1), step, is_real)
-    are_several = records_operators() or bool(begins.any())
-    if are_several or steps == 1 or is_needed:
-        return Numbers((begins.cumsum(1) + 1).masked_fill(~is_real, 0), are_several)
-    return None
+        begins |= _breaks(numbers, step, is_real)
+    # A graph is for all numbers.
+    is_graph = records_operators()
+    are_several = sequences is not None if is_graph else bool(begins.any())
+    if not (are_several or is_graph or is_needed or steps == 1):
+        return None
+    return Numbers((begins.cumsum(1) + 1).masked_fill(~is_real, 0), are_several)
 
 
-def _breaks(numbers: Tensor, step: int, is_real: Tensor) -> Tensor:
+def _breaks(numbers: Tensor | None, step: int, is_real: Tensor) -> Tensor:
     """Return where a number is not that of the real element before it in its row plus a step."""
+    if numbers is None:
+        return torch.zeros_like(is_real)
+    numbers = numbers.expand_as(is_real)
     places = torch.where(is_real, torch.arange(numbers.shape[1], device=numbers.device), -1)
     before = places.cummax(1).values.roll(1, 1).index_fill(1, places.new_zeros(1), -1)
     is_equal = numbers == numbers.gather(1, before.clamp(min=0)) + step
     return ~is_equal & is_real & (before >= 0)
+
+
+def _is_whole(mask: Tensor | None) -> bool:
+    """Return True if no element is padding."""
+    return mask is None or records_operators() or bool(mask.all())
 
 
 def _positions(call: dict[str, Any]) -> Tensor | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane.errors import ArgumentError
+from raglane.nn.recurrences.accumulation import accumulate
 from raglane.nn.recurrences.depthwise import convolve_channels, last_elements, step_channels
 from raglane.nn.recurrences.operators import attend, scan_selectively
 from raglane.nn.swapped.layout import Layout
@@ -45,7 +46,8 @@ class Memory:
         size = weight.shape[1]
         layout = self._layout
         inputs = self._inputs
-        if inputs is not None and layout.shape[1] == 1 and layout.elements is None:
+        is_step = layout.shape[1] == 1 and layout.elements is None and layout.resets is None
+        if inputs is not None and is_step:
             latest = torch.cat([inputs[..., 1:], values.unsqueeze(2).to(inputs.dtype)], 2)
             before = latest[..., :-1].transpose(1, 2)
             output = step_channels(values, weight, convolution.bias, before)
@@ -97,9 +99,18 @@ class Memory:
         self._end(final.transpose(2, 3) if is_transposed else final)
         return output
 
+    def accumulate(self, x: Tensor, log_decay: Tensor) -> Tensor:
+        """Return ``h = a h + x`` of each channel."""
+        layout = self._layout
+        initial = self._initial(x.dtype)
+        output, final = accumulate(x, log_decay, layout.offsets, layout.resets, initial)
+        self._end(final)
+        return output
+
     def _initial(self, dtype: torch.dtype) -> Tensor | None:
         state = self._layout.states(self._state)
-        return None if state is None else state.to(dtype)
+        # A copy where it is saved for backward, because the cache changes in place.
+        return None if state is None else state.to(dtype, copy=torch.is_grad_enabled())
 
     def _end(self, final: Tensor) -> None:
         """Keep the final states."""
