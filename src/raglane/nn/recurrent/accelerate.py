@@ -1,4 +1,4 @@
-"""Converts torch's recurrent layers in a model to Raglane's, in place, and back."""
+"""Converts recurrent layers in a model to Raglane's, in place, and back."""
 
 from __future__ import annotations
 
@@ -262,6 +262,9 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     and those that override a method which torch's ``forward`` calls, e.g. ``permute_hidden``, or
     that have an attribute of the name of one of Raglane's, e.g. ``step``.
 
+    In models of transformers the mixers of Mamba and its kin are converted, and padding and several
+    sequences in a row mean what they say; see :doc:`/from-torch/accelerate`.
+
     Recurrent policies of sb3-contrib, and LSTMModule and GRUModule of torchrl with their default
     backend, also run their layers in one call if episodes start within the sequences.
 
@@ -315,8 +318,7 @@ def _problems(
     model: torch.nn.Module, left: dict[str, str], reasons: dict[str, str]
 ) -> Iterator[str]:
     """Yield why a model, or a layer of it, runs as before its conversion."""
-    kinds = (RecurrentLayer, Mixer)
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, kinds)]
+    layers = [module for module in model.modules() if isinstance(module, RecurrentLayer | Mixer)]
     if left:
         yield f"did not convert a layer. {_reasons(left)}"
     elif not layers:
@@ -379,8 +381,6 @@ def to_torch(model: M) -> M:
                 if isinstance(module, _Accelerated)
                 else set()
             )
-            if isinstance(module, Mixer):
-                added = {*module.added}
             if isinstance(module, AcceleratedSLSTM):
                 added.discard("backend")
             for attribute in added:

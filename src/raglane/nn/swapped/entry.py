@@ -114,7 +114,9 @@ def _is_model(module: nn.Module) -> bool:
 
 
 def leave(model: nn.Module) -> None:
-    """Remove the hooks of a model."""
+    """Remove the hooks of a model, and what a mixer has in addition."""
+    for name in model.added if isinstance(model, Mixer) else ():
+        vars(model).pop(name, None)
     for number, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, Entry):
             del model._forward_pre_hooks[number]
