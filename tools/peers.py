@@ -99,7 +99,7 @@ _MIXERS = """
 ## Mixers of transformers
 
 Language models of transformers from 5.24 on, with recurrent mixers: Mamba, FalconMamba, Mamba-2, Qwen3-Next, Qwen3.5,
-OLMo Hybrid, RecurrentGemma, xLSTM, Bamba, FalconH1, Zamba2, Jamba, Nemotron-H and Granite MoE Hybrid.
+OLMo Hybrid, Kimi Linear, RecurrentGemma, xLSTM, Bamba, FalconH1, Zamba2, Jamba, Nemotron-H and Granite MoE Hybrid.
 [What `rl.accelerate` does with them](from-torch/accelerate.md#language-models-of-transformers). Without their CUDA
 kernels they compute in float32 inside, so they are compared in it. Rows of 128 tokens, a width of 64, {machine}.
 

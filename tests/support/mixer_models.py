@@ -132,6 +132,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "position_embedding_type": "rope",
         },
     ),
+    "kimi_linear": (
+        "KimiLinear",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": LAYERS,
+            "mlp_layer_types": ["dense"] * 3,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "intermediate_size": 16,
+            "kv_lora_rank": 8,
+            "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 8,
+            "linear_head_dim": 6,
+            "linear_num_heads": 2,
+            "num_local_experts": 2,
+            "num_experts_per_tok": 1,
+        },
+    ),
     "recurrent_gemma": (
         "RecurrentGemma",
         {

@@ -1,4 +1,4 @@
-"""The gated delta rule of Qwen3-Next, Qwen3.5 and OLMo Hybrid."""
+"""The gated delta rule of Qwen3-Next, Qwen3.5, OLMo Hybrid and Kimi Linear."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ class DeltaMixer(Mixer):
         q, k, v = mixed.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], -1)
         q = _unit(q.unflatten(1, (-1, size)))
         k = _unit(k.unflatten(1, (-1, size)))
-        rates = negative_rates(mixer.A_log, v)
-        v = v.unflatten(1, (-1, mixer.head_v_dim)).to(rates.dtype)
-        dt = steps.flatten(0, 1).to(rates.dtype) + mixer.dt_bias.to(rates.dtype)
-        dt = torch.logaddexp(dt, torch.zeros_like(dt))
-        gains = betas.flatten(0, 1).sigmoid().to(rates.dtype)
+        wide = torch.promote_types(v.dtype, torch.float32)
+        v = v.unflatten(1, (-1, mixer.head_v_dim)).to(wide)
+        gains = betas.flatten(0, 1).sigmoid().to(wide)
         if getattr(mixer, "allow_neg_eigval", False):
             gains = gains * 2
-        y = memory.attend(q, k, v, dt * rates, gains, scale=size**-0.5, delta=True)
+        decays = self._decays(steps.flatten(0, 1).to(wide))
+        y = memory.attend(q, k, v, decays, gains, scale=size**-0.5, delta=True)
         return self._finish(y, gate.reshape(y.shape), rows)
 
     def _project(self, rows: Tensor) -> tuple[Tensor, ...]:
@@ -44,6 +43,13 @@ class DeltaMixer(Mixer):
         mixer: Any = self
         names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         return tuple([getattr(mixer, name)(rows) for name in names])
+
+    def _decays(self, steps: Tensor) -> Tensor:
+        """Return the logarithms of decays, of heads or of keys."""
+        mixer: Any = self
+        dt = steps + mixer.dt_bias.to(steps.dtype)
+        # Unlike torch's softplus, which is the identity above 20.
+        return torch.logaddexp(dt, torch.zeros_like(dt)) * negative_rates(mixer.A_log, dt)
 
     def _finish(self, y: Tensor, gate: Tensor, rows: Tensor) -> Tensor:
         mixer: Any = self
@@ -75,6 +81,22 @@ class OlmoDeltaMixer(DeltaMixer):
         mixer: Any = self
         y = mixer.o_norm(y.to(gate.dtype).flatten(0, 1), gate.flatten(0, 1))
         return mixer.o_proj(y.unflatten(0, gate.shape[:2]).flatten(1).unflatten(0, rows.shape[:2]))
+
+
+class KimiMixer(OlmoDeltaMixer):
+    """The mixer of Kimi Linear, with a decay for each key, which a module of its own computes."""
+
+    key_dim = value_dim = property(lambda self: self.qkv_dim)
+    head_k_dim = head_v_dim = property(lambda self: self.head_dim)
+
+    def _project(self, rows: Tensor) -> tuple[Tensor, ...]:
+        mixer: Any = self
+        mixed = torch.cat([mixer.q_proj(rows), mixer.k_proj(rows), mixer.v_proj(rows)], -1)
+        gate = mixer.g_b_proj(mixer.g_a_proj(rows))
+        return mixed, gate, mixer.b_proj(rows), mixer.forget_gate(rows)
+
+    def _decays(self, steps: Tensor) -> Tensor:
+        return steps
 
 
 def _unit(values: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from raglane.nn.swapped.delta import (
     ACTIVATIONS,
     DeltaMixer,
     InterleavedDeltaMixer,
+    KimiMixer,
     OlmoDeltaMixer,
 )
 from raglane.nn.swapped.griffin import GriffinMixer
@@ -39,6 +40,7 @@ FAMILIES: dict[str, type[Any]] = {
     "Qwen3_5GatedDeltaNet": DeltaMixer,
     "Qwen3_5MoeGatedDeltaNet": DeltaMixer,
     "OlmoHybridGatedDeltaNet": OlmoDeltaMixer,
+    "KimiLinearDeltaAttention": KimiMixer,
 }
 
 
