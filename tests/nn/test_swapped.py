@@ -140,6 +140,23 @@ def test_generation(family: str) -> None:
         assert torch.equal(row[7:], alone[0, len(prompt) :])
 
 
+@pytest.mark.parametrize("family", ["mamba2", "qwen3_5"])
+def test_generation_with_a_static_cache(family: str) -> None:
+    model = small_model(family)
+    prompts = drawn_prompts([4, 7, 1])
+    tokens, mask = padded(prompts, "left")
+    output = accelerated(model).generate(
+        tokens,
+        attention_mask=mask,
+        max_new_tokens=6,
+        do_sample=False,
+        cache_implementation="static",
+        disable_compile=True,
+    )
+    for row, prompt in zip(output, prompts, strict=True):
+        assert torch.equal(row[7:], continued(model, prompt, 6))
+
+
 @families
 def test_prefill_in_parts(family: str) -> None:
     model = small_model(family)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from raglane.errors import ArgumentError
 from raglane.nn.swapped.base import Mixer
 from raglane.nn.swapped.families import mixer_of
-from raglane.nn.swapped.layout import numbers_of
+from raglane.nn.swapped.layout import mask_of, numbers_of
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ class Entry:
         call["seq_idx"] = numbers - 1
         if not self.kind.has_attention:
             call["attention_mask"] = numbers
-        elif are_several:
+        elif are_several and call.get("attention_mask") is mask_of(call):
+            # Other masks of attention are the caller's.
             call |= _apart(model, call, numbers, self.kind.needs_mask)
         return (), call
 

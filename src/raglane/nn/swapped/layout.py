@@ -118,8 +118,8 @@ def numbers_of(call: dict[str, Any], shape: Sequence[int], is_needed: bool) -> N
     is padding.
     """
     count, steps = shape
-    mask = call.get("attention_mask")
-    mask = mask[:, -steps:] if isinstance(mask, Tensor) and mask.dim() == 2 else None
+    mask = mask_of(call)
+    mask = None if mask is None else mask[:, -steps:]
     positions = _positions(call)
     sequences = _sequences(call, count, steps)
     tensors = [each for each in (mask, sequences, positions) if each is not None]
@@ -137,6 +137,13 @@ def numbers_of(call: dict[str, Any], shape: Sequence[int], is_needed: bool) -> N
     if not (are_several or is_graph or is_needed or steps == 1):
         return None
     return Numbers((begins.cumsum(1) + 1).masked_fill(~is_real, 0), are_several)
+
+
+def mask_of(call: dict[str, Any]) -> Tensor | None:
+    """Return the mask of padding, also of masks by kind of layer, which ``generate`` prepares."""
+    mask = call.get("attention_mask")
+    mask = mask.get("linear_attention") if isinstance(mask, dict) else mask
+    return mask if isinstance(mask, Tensor) and mask.dim() == 2 else None
 
 
 def _breaks(numbers: Tensor | None, step: int, is_real: Tensor) -> Tensor:
