@@ -221,6 +221,17 @@ class _Convolution(torch.autograd.Function):
         return of_rows, torch.stack(columns, 1)
 
 
+def convolve_single(rows: Tensor, weight: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Do what :func:`convolve` does for sequences of one element."""
+    width = rows.shape[1]
+    window = torch.cat([state.to(rows.dtype), rows], 1)
+    elements = window.view(rows.shape[0], -1, width)
+    total = elements[:, 0] * weight[:, 0]
+    for tap in range(1, weight.shape[1]):
+        total = total + elements[:, tap] * weight[:, tap]
+    return total, window[:, width:].to(state.dtype)
+
+
 def convolve(rows: Tensor, weight: Tensor, state: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
     """Convolve each channel of each sequence with the elements before.
 

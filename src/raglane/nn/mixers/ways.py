@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from raglane import segments
+from raglane._utils.tracing import records_operators
 from raglane.nn.mixers import rows
 from raglane.nn.recurrences.loops import attention_step, selective_step, step_sizes
 from raglane.nn.recurrences.operators import attend, scan_selectively
+from raglane.nn.recurrent.packed_weights import packed_product
 
 Limits = tuple[float, float]
 
@@ -175,6 +177,9 @@ class Steps(Way):
 
 STEPS = Steps()
 
+# Up to so many rows, a packed weight, which one thread multiplies, takes less time.
+_FEW = 64
+
 
 class Whole(Way):
     """All elements of whole sequences, ``(N, ...)``; the bits of a sequence depend on no other."""
@@ -186,11 +191,22 @@ class Whole(Way):
     def __init__(self, offsets: Tensor, count: int) -> None:
         self._offsets = offsets
         self._count = count
+        # Sequences of one element, in steps and on streams.
+        self._are_single = (
+            not records_operators()
+            and count == offsets.shape[0] - 1 <= _FEW
+            and offsets.tolist() == [*range(count + 1)]
+        )
 
     def linear(self, module: nn.Module, values: Tensor) -> Tensor:
         """See :class:`Way`."""
         if type(module) is nn.Linear:
-            return rows.product(values, module.weight, module.bias)
+            is_short = values.shape[0] <= _FEW and not torch.is_grad_enabled()
+            packed = packed_product(module) if is_short and not records_operators() else None
+            if packed is None or not values.shape[0]:
+                return rows.product(values, module.weight, module.bias)
+            output = packed.apply(wide(values).contiguous()).to(values.dtype)
+            return output if module.bias is None else output + module.bias
         result: Tensor = module(values)
         return result
 
@@ -199,7 +215,10 @@ class Whole(Way):
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Way`."""
         weight = convolution.weight.squeeze(1)
-        output, state = rows.convolve(values, weight, state, self._offsets)
+        if self._are_single and not torch.is_grad_enabled():
+            output, state = rows.convolve_single(values, weight, state)
+        else:
+            output, state = rows.convolve(values, weight, state, self._offsets)
         bias = convolution.bias
         return output if bias is None else rows.shifted(output, bias), state
 
