@@ -15,7 +15,8 @@ from raglane.data.assemble.csv_pieces import csv_pieces
 from raglane.data.assemble.errors import unused_notes
 from raglane.data.assemble.opened import Declared, Opened, Tabular, Texts, guess, read_as
 from raglane.data.assemble.pieces import ON_BAD_ROW, Piece, read_kept
-from raglane.data.records import LISTS, ROLES, Columns, Records, RoleNotes, note_empty
+from raglane.data.columns import LISTS, ROLES, Columns
+from raglane.data.records import Records, RoleNotes, note_empty
 from raglane.data.roles import Refusal, Roles
 from raglane.data.roles.guess import Guess
 from raglane.data.sources import arff, conll, csv, folder, ipc, jsonl, npz, others, sheet, text, ts

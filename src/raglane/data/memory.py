@@ -20,8 +20,9 @@ from raglane.data.assemble.opened import Tabular, read_as
 from raglane.data.assemble.padding import without_padding
 from raglane.data.assemble.reader import Reader
 from raglane.data.assemble.targets import label_split_of, read_labels
+from raglane.data.columns import ROLES, Columns, option
 from raglane.data.dataset import Dataset
-from raglane.data.records import NO_ROLES, ROLES, Columns, Records, option
+from raglane.data.records import NO_ROLES, Records
 from raglane.data.roles import Refusal, Roles, Shape
 from raglane.data.roles.guess import unequal_row
 from raglane.data.roles.label_types import fits, label_kinds, label_test

@@ -19,7 +19,8 @@ from raglane.data.assemble.grouping import is_plain
 from raglane.data.assemble.pieces import Piece, sift
 from raglane.data.assemble.rows import roles_of, row_piece
 from raglane.data.assemble.times import joined_ids
-from raglane.data.records import Columns, Records
+from raglane.data.columns import Columns
+from raglane.data.records import Records
 from raglane.data.roles import Facts, Roles, Shape
 from raglane.data.roles.rules import with_parts
 from raglane.data.sources.csv import (

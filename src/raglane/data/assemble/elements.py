@@ -19,17 +19,9 @@ from raglane.data.assemble.grouping import (
     refuse_spaces,
 )
 from raglane.data.assemble.targets import labels_in, split_targets
+from raglane.data.columns import Columns, option
 from raglane.data.names import MISSING_WORDS, NO_TIME, TIME_NAMES
-from raglane.data.records import (
-    TIME_GAP,
-    Columns,
-    Feature,
-    Records,
-    RoleNotes,
-    Targets,
-    as_float32,
-    option,
-)
+from raglane.data.records import TIME_GAP, Feature, Records, RoleNotes, Targets, as_float32
 from raglane.data.roles import Facts, Refusal, Roles
 from raglane.data.roles.labels import label_of, one_label
 from raglane.data.roles.rules import named_features

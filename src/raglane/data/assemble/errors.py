@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from raglane.data.records import LISTS, ROLES, Columns, Records, option
+from raglane.data.columns import LISTS, ROLES, Columns, option
+from raglane.data.records import Records
 from raglane.data.roles import Refusal
 from raglane.data.sources.files import data_error
 from raglane.errors import DataError

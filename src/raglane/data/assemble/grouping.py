@@ -14,11 +14,12 @@ import numpy.typing as npt
 from raglane._utils.messages import argument, count_of, quote, require
 from raglane.data.assemble.errors import refused
 from raglane.data.assemble.times import Unread, in_words, joined_ids, times_of
+from raglane.data.columns import Columns, option
 from raglane.data.names import (
     MISSING_WORDS,
     TIME_NAMES,
 )
-from raglane.data.records import Columns, offsets_of, option, place_of
+from raglane.data.records import offsets_of, place_of
 from raglane.data.roles import Facts, Refusal, Roles
 from raglane.data.roles.rules import MOST_REPEATED, series_columns, taken
 from raglane.data.sources.files import data_error

@@ -24,7 +24,8 @@ from raglane.data.assemble.padding import without_padding
 from raglane.data.assemble.reader import Reader, words_of
 from raglane.data.assemble.sequences import SET_SIZE, are_sets, sequences_of
 from raglane.data.assemble.targets import label_split_of, read_labels
-from raglane.data.records import Columns, Feature, Records, as_float32, option
+from raglane.data.columns import Columns, option
+from raglane.data.records import Feature, Records, as_float32
 from raglane.data.roles import Roles
 from raglane.data.roles.label_types import label_kinds
 from raglane.data.sources.files import data_error

@@ -19,7 +19,8 @@ from raglane.data.assemble.grouping import check_rows
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.padding import without_padding
 from raglane.data.assemble.rows import whole_rows, wide_rows
-from raglane.data.records import Columns, Records, Targets, as_float32, offsets_of, option
+from raglane.data.columns import Columns, option
+from raglane.data.records import Records, Targets, as_float32, offsets_of
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide_rows
 from raglane.data.roles.decide import with_label
 from raglane.data.roles.guess import Guess, first_task, unfit

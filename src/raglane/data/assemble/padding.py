@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, require
-from raglane.data.records import Columns, Feature, Records, offsets_of
+from raglane.data.columns import Columns
+from raglane.data.records import Feature, Records, offsets_of
 from raglane.tasks import TASKS
 
 

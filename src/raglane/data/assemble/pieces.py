@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from raglane.data.records import Columns, Records, Skipped, Targets, offsets_of
+from raglane.data.columns import Columns
+from raglane.data.records import Records, Skipped, Targets, offsets_of
 from raglane.data.records import joined as joined_features
 from raglane.data.sources.files import BYTES, ROWS
 from raglane.data.sources.lines import Line, Start

@@ -9,8 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
+from raglane.data.columns import option
 from raglane.data.prepare.missing import how_to_fill
-from raglane.data.records import as_float32, option, place_of
+from raglane.data.records import as_float32, place_of
 from raglane.data.sources.files import data_error
 from raglane.data.typed.arrow import arrow_types, as_texts, is_label
 from raglane.errors import DataError

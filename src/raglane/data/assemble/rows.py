@@ -21,7 +21,8 @@ from raglane.data.assemble.grouping import check_rows
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.padding import note_padding
 from raglane.data.assemble.pieces import Piece
-from raglane.data.records import Columns, Records, option
+from raglane.data.columns import Columns, option
+from raglane.data.records import Records
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide_rows
 from raglane.data.roles.decide import is_word
 from raglane.data.roles.rules import parts_of

@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, require
 from raglane.data.assemble.reader import Reader, first_null, not_utf8, numbers_of, words_of
+from raglane.data.columns import Columns, option
 from raglane.data.prepare.missing import how_to_fill
-from raglane.data.records import Columns, offsets_of, option, place_of
+from raglane.data.records import offsets_of, place_of
 from raglane.data.roles.rules import takes_tokens
 from raglane.data.splitting import split_texts
 from raglane.data.typed.arrow import arrow_types, as_texts, explode, is_list, is_sequence, is_text

@@ -15,7 +15,8 @@ from raglane.data.assemble.errors import refused
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.opened import Declared, Opened, Tabular, Texts, read_as
 from raglane.data.assemble.pieces import Piece, line_pieces, sift
-from raglane.data.records import Columns, Records
+from raglane.data.columns import Columns
+from raglane.data.records import Records
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide_rows
 from raglane.data.sources import ipc, jsonl, text, ts
 from raglane.data.sources.files import BYTES, ROWS, check_readable, data_error, decode

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from raglane._utils.messages import count_of, require
 from raglane.data.assemble.reader import Reader, first_null, words_of
-from raglane.data.records import Columns, Targets, as_objects, offsets_of, option, place_of
+from raglane.data.columns import Columns, option
+from raglane.data.records import Targets, as_objects, offsets_of, place_of
 from raglane.data.roles.label_types import (
     is_label_sequence,
     is_label_set,

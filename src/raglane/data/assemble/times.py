@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
+from raglane.data.columns import option
 from raglane.data.names import (
     NO_TIME,
 )
-from raglane.data.records import option
 from raglane.data.roles.rules import Refusal
 from raglane.data.typed import dates, decimals
 from raglane.data.typed.column import Column

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from raglane._utils.messages import argument, quote, quote_all, require
+from raglane.data.columns import Columns, option
 from raglane.data.names import (
     ROLE_NAMES,
     TEXT_NAMES,
 )
-from raglane.data.records import Columns, option
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.labels import label_of
 from raglane.data.roles.lists import decide_lists

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from raglane.data.records import Columns, is_named
+from raglane.data.columns import Columns, is_named
 from raglane.data.typed.arrow import arrow_types, explode, is_list, is_text
 from raglane.data.typed.column import Bools, Column, Integers, Typed
 from raglane.data.typed.dates import is_clock, share_of_dates

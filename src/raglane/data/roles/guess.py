@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raglane._utils.messages import argument, quote
-from raglane.data.records import Columns
+from raglane.data.columns import Columns
 from raglane.data.roles.decide import decide
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.labels import one_label

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from raglane._utils.messages import argument, count_of, quote, quote_all
+from raglane.data.columns import LISTS, Columns, option
 from raglane.data.names import (
     CALENDAR_NAMES,
     NO_TIME,
@@ -20,7 +21,6 @@ from raglane.data.names import (
     TIME_NAMES,
     TOKEN_NAMES,
 )
-from raglane.data.records import LISTS, Columns, option
 from raglane.data.roles.facts import Facts
 
 # The largest share of rows with a time that repeats, which are kept without an option.

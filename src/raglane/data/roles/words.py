@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of
-from raglane.data.records import LISTS, Columns, option
+from raglane.data.columns import LISTS, Columns, option
 from raglane.data.roles.rules import Choice, Refusal
 from raglane.data.typed.tags import are_entities
 

@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, quote_all, require
-from raglane.data.records import LISTS, offsets_of
+from raglane.data.columns import LISTS
+from raglane.data.records import offsets_of
 from raglane.data.sources.files import data_error
 from raglane.data.sources.table import Table, whole_table
 from raglane.data.typed.tags import are_entities, is_entity

@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import argument, count_of, quote, quote_all, require
-from raglane.data.records import Columns, is_named
+from raglane.data.columns import Columns, is_named
 from raglane.data.sources.files import (
     BYTES,
     ROWS,

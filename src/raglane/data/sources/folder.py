@@ -19,12 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, quote_all, require, shorten
+from raglane.data.columns import Columns, option
 from raglane.data.names import (
     ROLE_NAMES,
     ROW_ID_NAMES,
     TEXT_NAMES,
 )
-from raglane.data.records import Columns, option
 from raglane.data.sources import csv, ipc, npz, text
 from raglane.data.sources.files import data_error, decode, open_error, read_bytes, suffix_of
 from raglane.data.sources.layout import has_header, is_table, rows_of

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import require, shorten
-from raglane.data.records import Columns
+from raglane.data.columns import Columns
 from raglane.data.sources.files import BYTES, ROWS, check_readable, data_error, open_error
 from raglane.data.sources.table import Table, arrow_table, whole_table
 from raglane.data.typed.arrow import arrow_types, is_text

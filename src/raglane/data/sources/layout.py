@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from raglane._utils.messages import count_of, quote
-from raglane.data.records import Columns, option
+from raglane.data.columns import Columns, option
 from raglane.data.sources.files import data_error, decode
 from raglane.data.typed.column import MISSING
 

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from raglane._utils.memory import mapped_bytes
 from raglane._utils.messages import quote
+from raglane.data.columns import Columns
 from raglane.data.prepare.statistics import Statistics
-from raglane.data.records import Columns, Feature, Records, Targets, joined
+from raglane.data.records import Feature, Records, Targets, joined
 from raglane.data.store.fragments import Fragment, Layout, Store
 from raglane.errors import DataError
 

@@ -16,8 +16,9 @@ from raglane._utils.messages import argument, quote, require
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.padding import may_be_padded
 from raglane.data.assemble.streams import decided
+from raglane.data.columns import Columns
 from raglane.data.formats import by_suffix, pick, read
-from raglane.data.records import Columns, Records
+from raglane.data.records import Records
 from raglane.data.roles import Roles, Shape
 from raglane.data.roles.label_types import label_kinds
 from raglane.data.sources.files import check_readable, data_error

@@ -18,12 +18,13 @@ import numpy.typing as npt
 from raglane._utils.messages import argument, count_of, quote, require
 from raglane.data.assemble.pieces import Alike
 from raglane.data.assemble.streams import parquet_pieces
+from raglane.data.columns import Columns
 from raglane.data.formats import FORMATS, open_file, pick
 from raglane.data.formats import read as read_records
 from raglane.data.prepare.missing import BLOCKS
 from raglane.data.prepare.statistics import FeatureCounts, Statistics
 from raglane.data.reading import japanese_vowels
-from raglane.data.records import NO_ROLES, Columns, Records, RoleNotes, note_single
+from raglane.data.records import NO_ROLES, Records, RoleNotes, note_single
 from raglane.data.sources.files import check_readable, check_text, data_error
 from raglane.data.sources.ipc import is_converted, readable
 from raglane.data.store.conversion import Progress
