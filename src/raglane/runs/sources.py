@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -178,14 +177,13 @@ class Source:
 
     def _guess_file(self, path: Path, tasks: Sequence[str]) -> tuple[Dataset, str]:
         """Return a file with the first task that its labels allow."""
-        from raglane.data.assemble.errors import refused
-        from raglane.data.assemble.pieces import attempt
+        from raglane.data.assemble.errors import attempt, refused
         from raglane.data.dataset import Dataset
         from raglane.data.roles import Refusal
 
         asked = self.asked(tasks[0])
         is_strict = self.on_bad_row == "raise"
-        file = self._file(asked) if is_strict else attempt(lambda: self._file(asked))
+        file = self._file(asked) if is_strict else attempt(self._file, asked)
         if isinstance(file, DataError):
             return self._guess_skipping(tasks, file)
         guess = file.guess(asked, tasks)
@@ -202,11 +200,11 @@ class Source:
         """Return a file that cannot be read whole with the task for which the fewest rows must be
         skipped.
         """
-        from raglane.data.assemble.pieces import attempt
+        from raglane.data.assemble.errors import attempt
 
         read: list[tuple[Dataset, str]] = []
         for task in tasks:
-            dataset = attempt(partial(self.read, task))
+            dataset = attempt(self.read, task)
             if not isinstance(dataset, DataError):
                 read.append((dataset, task))
         if not read:

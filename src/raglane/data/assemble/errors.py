@@ -1,15 +1,33 @@
-"""Refusals about a file, and notes about options that do nothing for it."""
+"""Refusals and errors about a file as values, and notes about options that do nothing for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from raglane.data.columns import LISTS, ROLES, Columns, option
 from raglane.data.records import Records
 from raglane.data.roles import Refusal
 from raglane.data.sources.files import data_error
 from raglane.errors import DataError
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def attempt(
+    read: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
+) -> Result | DataError:
+    """Return what is read, or the error of data that breaks a rule, in order to decide by it.
+
+    Only here an error becomes a value: readers raise the error of a row where they find it, and
+    rows that are left out, tables without labels and the like are chosen by the value.
+    """
+    try:
+        return read(*args, **options)
+    except DataError as error:
+        return error
 
 
 def refused(path: Path, refusal: Refusal) -> DataError:

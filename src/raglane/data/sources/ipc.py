@@ -111,8 +111,6 @@ def readable(path: Path, kind: str) -> Iterator[None]:
     arrow = require("pyarrow", "data")
     try:
         yield
-    except DataError:
-        raise
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         # Arrow's messages may have several lines.
         detail = " ".join(str(error).split()).rstrip(".")
