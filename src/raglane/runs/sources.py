@@ -13,7 +13,7 @@ from raglane._utils.messages import argument, quote
 from raglane._utils.options import DATA, check, option, options
 from raglane.data.columns import LISTS, READING, Columns, arguments_of
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
-from raglane.tasks import TASKS
+from raglane.tasks import TASKS, guessed_in
 from raglane.training.settings import ModelSettings
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class Source:
         from raglane.data.formats import pick
 
         path = self.path or Path()
-        tasks = tasks_of(loss) or list(pick(path, self.format).tasks)
+        tasks = tasks_of(loss) or list(guessed_in(pick(path, self.format).row))
         if self.columns.label is not None and len(tasks) > 1:
             # A forecast has no label.
             tasks = [task for task in tasks if task != "forecast"]
@@ -216,7 +216,6 @@ class Source:
         from raglane.data.assemble.errors import refused
         from raglane.data.assemble.opened import guess
         from raglane.data.dataset import Dataset
-        from raglane.data.formats import GUESSED
         from raglane.data.memory import InMemory
         from raglane.data.reading import check_in_memory
         from raglane.data.roles import Refusal
@@ -225,7 +224,7 @@ class Source:
         if not isinstance(data, Dataset):
             check_in_memory(None, self.on_bad_row)
             memory = InMemory(data, labels)
-            tasks = tasks_of(loss) or list(GUESSED)
+            tasks = tasks_of(loss) or list(guessed_in("sequence"))
             found = guess(memory, self.asked(tasks[0]), tasks)
             if isinstance(found, Refusal):
                 raise refused(memory.path, found)
