@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_tensor
 from raglane._utils.messages import argument, quote, quote_all, require
-from raglane.data.assemble.errors import refused, unused_notes
+from raglane.data.assemble.errors import accepted, unused_notes
 from raglane.data.assemble.opened import Tabular, read_as
 from raglane.data.assemble.padding import without_padding
 from raglane.data.assemble.reader import Reader
@@ -103,10 +103,7 @@ class InMemory:
 
     def roles(self, columns: Columns) -> Roles:
         """Return the roles of the columns for a task; raise a DataError if they are refused."""
-        roles = self.decide(columns)
-        if isinstance(roles, Refusal):
-            raise refused(self.path, roles)
-        return roles
+        return accepted(self.path, self.decide(columns))
 
     def decide(self, columns: Columns, *, is_guess: bool = False) -> Roles | Refusal:
         """Return the roles of the columns for a task; a guess also looks at the labels."""

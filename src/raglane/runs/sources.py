@@ -213,22 +213,19 @@ class Source:
 
     def _guess_in_memory(self, loss: str | None) -> tuple[Dataset, str]:
         """Return data in memory with its task, which a Dataset determines."""
-        from raglane.data.assemble.errors import refused
+        from raglane.data.assemble.errors import accepted
         from raglane.data.assemble.opened import guess
         from raglane.data.dataset import Dataset
         from raglane.data.memory import InMemory
         from raglane.data.reading import check_in_memory
-        from raglane.data.roles import Refusal
 
         data, labels = self.held or (None, None)
         if not isinstance(data, Dataset):
             check_in_memory(None, self.on_bad_row)
             memory = InMemory(data, labels)
             tasks = tasks_of(loss) or list(guessed_in("sequence"))
-            found = guess(memory, self.asked(tasks[0]), tasks)
-            if isinstance(found, Refusal):
-                raise refused(memory.path, found)
-            return Dataset(memory.records(self.asked(found.task), found.roles)), found.task
+            first = accepted(memory.path, guess(memory, self.asked(tasks[0]), tasks))
+            return Dataset(memory.records(self.asked(first.task), first.roles)), first.task
         data = data if labels is None else self.read("classify")
         if not data.is_in_memory:
             return data, data.columns.task

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import argument, quote
-from raglane.data.assemble.errors import refused
+from raglane.data.arrays import Array, Bools, Entries, Integers, Values
+from raglane.data.assemble.errors import accepted, refused
 from raglane.data.assemble.grouping import (
     SortedRows,
     check_rows,
@@ -27,8 +27,7 @@ from raglane.data.roles.labels import label_of, one_label
 from raglane.data.roles.rules import named_features
 from raglane.data.sources.files import data_error
 from raglane.data.typed import decimals
-from raglane.data.typed.column import Bools, Column, Integers, Written
-from raglane.data.typed.decimals import Entries
+from raglane.data.typed.column import Column, Written
 from raglane.tasks import TASKS
 
 
@@ -47,9 +46,7 @@ def records_of_rows(
     rows = np.arange(count) if rows is None else rows
     check_rows(path, entries, rows)
     table = grouped(path, entries, columns, roles, rows)
-    named = named_features(columns, list(table.columns))
-    if isinstance(named, Refusal):
-        raise refused(path, named)
+    named = accepted(path, named_features(columns, list(table.columns)))
     static = named.of_sequences
     free = [name for name in table.columns if name not in (table.id, table.time, *static)]
     label = _label(table, columns, roles, static)
@@ -95,9 +92,8 @@ def _label(table: SortedRows, columns: Columns, roles: Roles, static: Sequence[s
         return _Label(roles.label, roles.about, () if is_named else roles.about)
     ids = () if table.id is None else (table.id,)
     facts = Facts(table.columns)
-    choice = label_of(facts, columns, ids, (table.id, table.time, *static))
-    if isinstance(choice, Refusal):
-        raise refused(table.path, choice)
+    others = (table.id, table.time, *static)
+    choice = accepted(table.path, label_of(facts, columns, ids, others))
     notes = tuple(filter(None, [choice.note]))
     return _Label(",".join(choice.names), notes, notes if columns.label is None else ())
 
@@ -188,7 +184,7 @@ def _has_groups(column: Column) -> bool:
 class _Read(NamedTuple):
     """Values, ``(N, C)`` float32 or ``(N,)`` tokens, their channels, categories, and notes."""
 
-    values: npt.NDArray[Any]
+    values: Array
     channels: tuple[str, ...]
     features: tuple[Feature, ...]
     notes: tuple[str, ...]
@@ -203,7 +199,7 @@ def _features(
     words = [name for name in names if _are_words(table, name, columns, is_tokens, len(names))]
     numbers = [name for name in names if name not in words]
     if numbers:
-        values: npt.NDArray[Any] = np.empty((len(table.rows), len(numbers)), dtype=np.float32)
+        values: Array = np.empty((len(table.rows), len(numbers)), dtype=np.float32)
         for at, name in enumerate(numbers):
             values[:, at] = _as_features(table, name)
         others = words
@@ -260,7 +256,7 @@ def _has_words(name: str, odd: Bools, columns: Columns, guess: bool = True) -> b
     return name in (columns.categorical or ()) or (guess and bool(odd.mean() > 0.5))
 
 
-def _as_features(table: SortedRows, name: str) -> npt.NDArray[np.float32]:
+def _as_features(table: SortedRows, name: str) -> Values:
     """Convert the numbers of a column; raise a DataError for the first word."""
     numbers, odd = table.numbers(name)
     fix = f"correct it, name the features with {option('features')}"
@@ -280,8 +276,8 @@ def _static_feature(table: SortedRows, name: str, columns: Columns) -> Feature:
 
 
 def _with_gaps(
-    table: SortedRows, values: npt.NDArray[Any], channels: tuple[str, ...]
-) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
+    table: SortedRows, values: Array, channels: tuple[str, ...]
+) -> tuple[Values, tuple[str, ...]]:
     """Append the time since the previous element as a channel."""
     gaps_option = option("time_gaps", value=True)
     if table.time is None:

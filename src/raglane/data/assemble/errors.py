@@ -37,6 +37,13 @@ def refused(path: Path, refusal: Refusal) -> DataError:
     return error
 
 
+def accepted(path: Path, decision: Result | Refusal) -> Result:
+    """Return what was decided about a file; raise the error of a refusal."""
+    if isinstance(decision, Refusal):
+        raise refused(path, decision)
+    return decision
+
+
 def _idle(columns: Columns, records: Records) -> list[str]:
     """Return the options for texts and whole numbers that do nothing for these records."""
     is_sequence = records.targets is not None and records.targets.ordered

@@ -6,12 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from raglane._utils.messages import argument, count_of, quote, require
+from raglane._utils.messages import count_of, quote, require
+from raglane.data.arrays import Array, Bools, Entries, Floats, Integers
 from raglane.data.assemble.errors import refused
 from raglane.data.assemble.times import Unread, in_words, joined_ids, times_of
 from raglane.data.columns import Columns, option
@@ -24,9 +23,8 @@ from raglane.data.roles import Facts, Refusal, Roles
 from raglane.data.roles.rules import MOST_REPEATED, series_columns, taken
 from raglane.data.sources.files import data_error
 from raglane.data.sources.short_rows import check_ends
-from raglane.data.typed.column import Bools, Column, Floats, Integers, Typed, Written, numbers_in
+from raglane.data.typed.column import Column, Typed, Written, numbers_in
 from raglane.data.typed.dates import gaps_in
-from raglane.data.typed.decimals import Entries
 
 # A soft hyphen, a space without width, a word joiner, and a byte order mark.
 _INVISIBLE = "\u00ad\u200b\u2060\ufeff"
@@ -51,7 +49,7 @@ class SortedRows:
     id: str | None
     # The column that orders the rows of a sequence, and its numbers or dates.
     time: str | None
-    times: npt.NDArray[Any]
+    times: Array
     notes: tuple[str, ...] = ()
 
     def place(self, row: int) -> str:
@@ -146,7 +144,7 @@ def grouped(
     return replace(result, notes=(*result.notes, *_gap_notes(result, columns)))
 
 
-def _are_sorted(codes: Integers, times: npt.NDArray[Any]) -> bool:
+def _are_sorted(codes: Integers, times: Array) -> bool:
     """Return True for rows that are sorted by sequence, and in each by time."""
     before = codes[:-1]
     after = codes[1:]
@@ -185,9 +183,7 @@ def _check_ids(
     refuse_spaces(path, set(map(str, ids)), name)
 
 
-def _times(
-    path: Path, column: Column, name: str, rows: Integers, columns: Columns
-) -> npt.NDArray[Any]:
+def _times(path: Path, column: Column, name: str, rows: Integers, columns: Columns) -> Array:
     """Return the times of the rows, or raise for one that cannot be read."""
     times = times_of(column, name, columns.time_format)
     if not isinstance(times, Unread):
@@ -288,7 +284,7 @@ def _gap_notes(table: SortedRows, columns: Columns) -> tuple[str, ...]:
     if gaps is None:
         return ()
     count, row, step = gaps
-    gap_option = argument("time_gaps", value=True, of="Columns")
+    gap_option = option("time_gaps", value=True)
     where = f"the first before {table.place(row)}"
     gaps_text = f"{count_of(count, 'gap')} in steps of {in_words(step)}, {where}"
     return (f"{gaps_text}; {gap_option} makes the time between rows a feature",)

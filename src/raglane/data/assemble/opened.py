@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from raglane.data.assemble.elements import records_of_rows
-from raglane.data.assemble.errors import refused
+from raglane.data.assemble.errors import accepted
 from raglane.data.assemble.grouping import check_rows
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.padding import without_padding
@@ -48,10 +48,7 @@ class Opened(Protocol):
 
 def read_as(opened: Opened, columns: Columns) -> Records:
     """Return the records of a parsed file for a task; raise a DataError if it is refused."""
-    roles = opened.decide(columns)
-    if isinstance(roles, Refusal):
-        raise refused(opened.path, roles)
-    return opened.records(columns, roles)
+    return opened.records(columns, accepted(opened.path, opened.decide(columns)))
 
 
 def guess(opened: Opened, columns: Columns, tasks: Sequence[str]) -> Guess | Refusal:
@@ -134,10 +131,7 @@ class Tabular:
 
     def told(self, columns: Columns) -> Columns:
         """Return the columns of the user with those that the source tells; raise if refused."""
-        asked = self.asked(columns)
-        if isinstance(asked, Refusal):
-            raise refused(self.path, asked)
-        return asked
+        return accepted(self.path, self.asked(columns))
 
     def asked(self, columns: Columns) -> Columns | Refusal:
         """Return the columns of the user with those that the source tells."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from raglane._utils.messages import argument, quote, quote_all, require
+from raglane._utils.messages import quote, quote_all, require
 from raglane.data.columns import Columns, option
 from raglane.data.names import (
     ROLE_NAMES,
@@ -140,7 +140,7 @@ def _elements(facts: Facts, columns: Columns) -> Roles | Refusal:
     id_note = "" if ids is None else ids.note
     unused = NO_STEPS if names else unused_steps(facts, columns)
     if unused.columns:
-        wide = argument("wide", value=True, of="Columns")
+        wide = option("wide", value=True)
         id_note = f"{id_note}, with the channels {unused.span}; {wide} makes each row a sequence"
     return Roles(
         Shape.ELEMENTS,

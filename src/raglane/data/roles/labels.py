@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from raglane._utils.messages import quote, quote_all
+from raglane.data.arrays import Integers
 from raglane.data.columns import Columns, option
 from raglane.data.names import (
     MISSING_WORDS,
@@ -23,7 +24,6 @@ from raglane.data.roles.rules import (
     only,
     parts_of,
 )
-from raglane.data.typed.column import Integers
 from raglane.tasks import TASKS
 
 

@@ -14,15 +14,10 @@ from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import require
+from raglane.data.arrays import Array, Bools, Entries, Floats, Integers
 from raglane.data.typed import decimals
-from raglane.data.typed.decimals import Entries
-
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 
 # Spellings of a missing number, in lower case.
 MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
@@ -40,7 +35,7 @@ class Column(Protocol):
     def words(self) -> Entries:
         """Return the entries as texts ``(N,)``, as they are written; "" where missing."""
 
-    def times(self) -> npt.NDArray[Any] | None:
+    def times(self) -> Array | None:
         """Return dates as ``datetime64[ns]`` in UTC, if the type of the column says so."""
 
     def codes(self) -> tuple[Integers, Entries]:
@@ -58,7 +53,7 @@ class Column(Protocol):
     def text(self, row: int) -> str:
         """Return one entry as a text."""
 
-    def take(self, rows: npt.NDArray[Any] | slice) -> Column:
+    def take(self, rows: Array | slice) -> Column:
         """Return the column with these rows, by their numbers or by a mask."""
 
 
@@ -99,7 +94,7 @@ class Written:
         """Return the entries as they are written."""
         return decimals.without_marks(self.entries)
 
-    def times(self) -> npt.NDArray[Any] | None:
+    def times(self) -> Array | None:
         """Return None: a text has no type of dates."""
         return None
 
@@ -119,7 +114,7 @@ class Written:
         """Return one entry."""
         return str(self.entries[row])
 
-    def take(self, rows: npt.NDArray[Any] | slice) -> Written:
+    def take(self, rows: Array | slice) -> Written:
         """Return the column with these rows."""
         column = Written(self.entries[rows])
         if "_numbers" in vars(self):
@@ -216,7 +211,7 @@ class Typed:
         """Return the entries as Python writes them."""
         return self._words
 
-    def times(self) -> npt.NDArray[Any] | None:
+    def times(self) -> Array | None:
         """Return the dates of a column of times; None for another type."""
         types = require("pyarrow.types", "data")
         kind = self.values.type
@@ -250,7 +245,7 @@ class Typed:
         """Return one entry."""
         return _written(self.values[row].as_py())
 
-    def take(self, rows: npt.NDArray[Any] | slice) -> Typed:
+    def take(self, rows: Array | slice) -> Typed:
         """Return the column with these rows."""
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(len(self))
@@ -296,7 +291,7 @@ class Numbers(Typed):
         """Return one entry."""
         return self._text.text(row)
 
-    def take(self, rows: npt.NDArray[Any] | slice) -> Numbers:
+    def take(self, rows: Array | slice) -> Numbers:
         """Return the column with these rows."""
         taken = super().take(rows)
         return Numbers(taken.values, lambda: self._text.take(rows))
