@@ -13,15 +13,16 @@ from raglane._utils.options import DATA
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.tasks import DUPLICATES, TASKS
 
-# The roles of columns: the attributes of Columns that name one column, those that name several, and
-# its flags.
+# The attributes of Columns that name one column, and those that name several.
 _ROLES = ("sequence", "label", "id", "time")
 LISTS = ("features", "static", "categorical")
 _TIMES = ("time_format", "duplicate_times")
-_FILES = ("header", "no_header", "label_from_name")
-ROLES = (*_ROLES, *LISTS, "time_gaps", "wide", *_TIMES, *_FILES)
+# The roles of the columns of a table with names, of a table of texts, and of a folder of files.
+NAMED = (*_ROLES, *LISTS, "time_gaps", "wide", *_TIMES)
+WRITTEN = (*NAMED, "header", "no_header")
+ROLES = (*WRITTEN, "label_from_name")
 # The attributes that tell how other data of a kind is read.
-READING = ("time_gaps", "wide", *_TIMES, "keep_trailing", *_FILES)
+READING = ("keep_trailing", *(role for role in ROLES if role not in (*_ROLES, *LISTS)))
 
 _FLAGS = ("need_labels", "time_gaps", "wide", "keep_trailing", "no_header")
 _FIX = "pass its name, or None"

@@ -15,7 +15,7 @@ from raglane.data.assemble.csv_pieces import csv_pieces
 from raglane.data.assemble.errors import unused_notes
 from raglane.data.assemble.opened import Declared, Opened, Tabular, Texts, guess, read_as
 from raglane.data.assemble.pieces import ON_BAD_ROW, Piece, read_kept
-from raglane.data.columns import LISTS, ROLES, Columns
+from raglane.data.columns import LISTS, NAMED, ROLES, WRITTEN, Columns
 from raglane.data.records import Records, RoleNotes, note_empty
 from raglane.data.roles import Refusal, Roles
 from raglane.data.roles.guess import Guess
@@ -45,7 +45,7 @@ class Format:
     suffixes: tuple[str, ...]
     open: Callable[[Path, Columns], Opened]
     stream: _Pieces | None = None
-    roles: tuple[str, ...] = ROLES
+    roles: tuple[str, ...] = NAMED
     row: str = "sequence"
 
     def pieces(self, path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
@@ -129,6 +129,7 @@ FORMATS: dict[str, Format] = {
             _CSV,
             lambda path, columns: Tabular(csv.table_of(path, columns)),
             csv_pieces,
+            WRITTEN,
             row="element",
         ),
         Format("arff", (".arff",), lambda path, _: Tabular(arff.table(path)), row="element"),
@@ -136,6 +137,7 @@ FORMATS: dict[str, Format] = {
             "xlsx",
             (".xlsx", ".xlsm"),
             lambda path, columns: Tabular(sheet.table(path, columns)),
+            roles=WRITTEN,
             row="element",
         ),
         Format(
@@ -146,7 +148,7 @@ FORMATS: dict[str, Format] = {
             row="word",
         ),
         Format("text", (".txt",), _text, _text_pieces, roles=(), row="text"),
-        Format("folder", (), _folder, _folder_pieces),
+        Format("folder", (), _folder, _folder_pieces, ROLES),
     )
 }
 

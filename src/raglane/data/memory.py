@@ -20,7 +20,7 @@ from raglane.data.assemble.opened import Tabular, read_as
 from raglane.data.assemble.padding import without_padding
 from raglane.data.assemble.reader import Reader
 from raglane.data.assemble.targets import label_split_of, read_labels
-from raglane.data.columns import ROLES, Columns, option
+from raglane.data.columns import NAMED, Columns, option
 from raglane.data.dataset import Dataset
 from raglane.data.records import NO_ROLES, Records
 from raglane.data.roles import Refusal, Roles, Shape
@@ -174,7 +174,7 @@ class InMemory:
 
     def _notes(self, asked: Columns, records: Records) -> list[str]:
         table = self._table
-        notes = unused_notes(asked, () if table is None else ROLES, "data in memory", records)
+        notes = unused_notes(asked, () if table is None else NAMED, "data in memory", records)
         if self._labels is None or asked.label is None or table is None:
             return notes
         # A column of this name is left out of the features.

@@ -20,7 +20,7 @@ from raglane.data.assemble.grouping import (
 )
 from raglane.data.assemble.targets import labels_in, split_targets
 from raglane.data.columns import Columns, option
-from raglane.data.names import MISSING_WORDS, NO_TIME, TIME_NAMES
+from raglane.data.names import ID_NAMES, MISSING_WORDS, NO_TIME, TIME_NAMES
 from raglane.data.records import TIME_GAP, Feature, Records, RoleNotes, Targets, as_float32
 from raglane.data.roles import Facts, Refusal, Roles
 from raglane.data.roles.labels import label_of, one_label
@@ -129,7 +129,9 @@ def _free_features(
     table: SortedRows, columns: Columns, free: list[str], label: str | None
 ) -> tuple[list[str], tuple[str, ...]]:
     """Return the columns without another role, and notes on what is left out."""
+    free, numbered = _without_row_numbers(table, free)
     free, dated = _without_dates(table, columns, free)
+    dated = (*numbered, *dated)
     each = (label, columns.label)
     labels = [name for names in each if names is not None for name in table.label_columns(names)]
     features = [name for name in free if name not in labels]
@@ -143,6 +145,17 @@ def _marked(column: Column, odd: Bools) -> list[str]:
     """Return the entries that are no numbers, with the decimal marks of a CSV file."""
     entries = column.entries if isinstance(column, Written) else column.words()
     return list(entries[odd].tolist())
+
+
+def _without_row_numbers(table: SortedRows, free: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Leave out a column with the usual name of ids that has another number in each row."""
+    usual = [name for name in free if name.lower() in ID_NAMES]
+    facts = Facts(table.columns)
+    numbers = [name for name in usual if facts.is_whole(name) and facts.is_unique(name)]
+    if table.id is None or not numbers or len(numbers) == len(free):
+        return free, ()
+    note = f"left out, because they number the rows: {', '.join(numbers)}"
+    return [name for name in free if name not in numbers], (note,)
 
 
 def _without_dates(

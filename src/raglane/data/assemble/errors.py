@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
-from raglane.data.columns import LISTS, ROLES, Columns, option
+from raglane.data.columns import LISTS, NAMED, ROLES, Columns, option
 from raglane.data.records import Records
 from raglane.data.roles import Refusal
 from raglane.data.sources.files import data_error
@@ -63,8 +63,8 @@ def unused_notes(
     some roles.
     """
     if roles and records.columns.sequence is not None:
-        of_folders = {"label_from_name"}.intersection(roles)
-        roles = ("sequence", "label", "id", *LISTS, *of_folders)
+        of_files = {role for role in roles if role not in NAMED}
+        roles = ("sequence", "label", "id", *LISTS, *of_files)
         source = "a table of this kind"
     unused = [
         role for role in ROLES if getattr(columns, role) not in (None, False) and role not in roles

@@ -272,8 +272,11 @@ def _check_other_times(table: SortedRows, columns: Columns) -> None:
         if name == table.time or not is_usual:
             continue
         times = times_of(column, name, columns.time_format)
-        # An unread one is a feature or a label, which is checked later.
-        if not isinstance(times, Unread) and ((times[1:] < times[:-1]) & same).any():
+        # An unread one is a feature or a label, which is checked later. Numbers beside dates are
+        # measured, such as a temperature T.
+        if isinstance(times, Unread) or times.dtype.kind != table.times.dtype.kind == "M":
+            continue
+        if ((times[1:] < times[:-1]) & same).any():
             got = f"the columns {quote(table.time)} and {quote(name)}, which order the rows differently"
             fix = f"name the right one with {option('time')}"
             raise data_error(table.path, got, "a file with one order of the rows", fix)

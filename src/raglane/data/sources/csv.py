@@ -14,8 +14,8 @@ the same in all rows of a sequence; all other columns are features. A column wit
 the row numbers of pandas, is left out. A file whose first row is data has no header, and is
 refused.
 
-A file without an id column, but with a column called ``text`` (``sentence``, ...) or named as the
-sequence, has a text per row instead.
+A file without an id column, or with another id in each row, and with a column called ``text``
+(``sentence``, ...) or named as the sequence, has a text per row instead.
 
 A row that ends before the last column is refused, except in a file whose columns are steps.
 
