@@ -272,8 +272,8 @@ def _check_other_times(table: SortedRows, columns: Columns) -> None:
         if name == table.time or not is_usual:
             continue
         times = times_of(column, name, columns.time_format)
-        # An unread one is a feature or a label, which is checked later. Numbers beside dates are
-        # measured, such as a temperature T.
+        # An unread one is a feature or a label, which is checked later. Of a table of
+        # dates, numbers are measured, such as a temperature T.
         if isinstance(times, Unread) or times.dtype.kind != table.times.dtype.kind == "M":
             continue
         if ((times[1:] < times[:-1]) & same).any():

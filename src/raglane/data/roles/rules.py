@@ -273,11 +273,18 @@ def series_columns(
     keys = [key for key in facts.keys(in_order, *times) if set(named) <= set(key)]
     if keys or named:
         return keys
+    return _numbered_series(facts, free, words if columns.duplicate_times is None else (), times)
+
+
+def _numbered_series(
+    facts: Facts, free: Sequence[str], words: Sequence[str], times: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Return the whole numbers that may be ids of series: alone, or else with words."""
     count = facts.most_alike(*times)
     few = [name for name in free if facts.is_whole(name) and facts.different(name) <= count]
     as_many = [name for name in few if facts.different(name) == count]
-    alone = [key for key in facts.keys(as_many, *times) if len(key) == 1]
-    if alone or not words or columns.duplicate_times is not None:
+    alone: list[tuple[str, ...]] = [key for key in facts.keys(as_many, *times) if len(key) == 1]
+    if alone or not words:
         return alone
     keys = facts.keys([name for name in facts if name in (*words, *few)], *times)
     return [key for key in keys if set(words) & set(key)]

@@ -361,7 +361,8 @@ def _are_counted(rows: Sequence[_Row]) -> bool:
     """Return True if the second column counts the rows of each entry of the first: these are ids,
     and rows are elements.
     """
-    alike = [(one[1], two[1]) for one, two in pairwise(rows) if one[0] == two[0]]
+    long = [row for row in rows if len(row) > 1]
+    alike = [(one[1], two[1]) for one, two in pairwise(long) if one[0] == two[0]]
     whole = [(int(one), int(two)) for one, two in alike if one.isdigit() and two.isdigit()]
     return len(whole) == len(alike) > 0 and all(two == one + 1 for one, two in whole)
 
