@@ -27,7 +27,7 @@ from raglane.data.roles.labels import label_of, one_label
 from raglane.data.roles.rules import named_features
 from raglane.data.sources.files import data_error
 from raglane.data.typed import decimals
-from raglane.data.typed.column import Column, Written
+from raglane.data.typed.column import Column
 from raglane.tasks import TASKS
 
 
@@ -141,12 +141,6 @@ def _free_features(
     return features, (*dated, *words)
 
 
-def _marked(column: Column, odd: Bools) -> list[str]:
-    """Return the entries that are no numbers, with the decimal marks of a CSV file."""
-    entries = column.entries if isinstance(column, Written) else column.words()
-    return list(entries[odd].tolist())
-
-
 def _without_row_numbers(table: SortedRows, free: list[str]) -> tuple[list[str], tuple[str, ...]]:
     """Leave out a column with the usual name of ids that has another number in each row."""
     usual = [name for name in free if name.lower() in ID_NAMES]
@@ -190,10 +184,6 @@ def _without_words(table: SortedRows, features: list[str]) -> tuple[list[str], t
     return rest, (f"left out, because they are not numbers: {', '.join(words)}",)
 
 
-def _has_groups(column: Column) -> bool:
-    return isinstance(column, Written) and column.has_groups
-
-
 class _Read(NamedTuple):
     """Values, ``(N, C)`` float32 or ``(N,)`` tokens, their channels, categories, and notes."""
 
@@ -223,7 +213,7 @@ def _features(
         fix = "fill it, or remove the row"
         table.check(values == "", first, "a token in each row", fix, "the missing token {}")
         notes = [f"the entries of {quote(first)} are taken as tokens"]
-    grouped_numbers = [name for name in numbers if _has_groups(table.columns[name])]
+    grouped_numbers = [name for name in numbers if table.columns[name].has_groups]
     if grouped_numbers:
         notes.append(f"marks of thousands are left out: {', '.join(grouped_numbers)}")
     if others:
@@ -261,7 +251,9 @@ def _check_marks(table: SortedRows, name: str, odd: Bools) -> None:
     rule = "decimal points, or with one decimal mark per column if the separator is no comma"
     fix = "write points in all numbers, without marks of thousands; or commas, and semicolons between entries"
     fix += f"; without signs such as % and $; or name categories with {option('categorical')}"
-    table.check(odd & decimals.have_other_marks(_marked(table.columns[name], odd)), name, rule, fix)
+    table.check(
+        odd & decimals.have_other_marks(table.columns[name].entries[odd].tolist()), name, rule, fix
+    )
 
 
 def _has_words(name: str, odd: Bools, columns: Columns, guess: bool = True) -> bool:

@@ -96,7 +96,7 @@ def _values(table: Mapping[str, Column], steps: Steps, inside: Bools) -> dict[st
     values: dict[str, Column] = {}
     for channel, names in zip(steps.channels, steps.columns, strict=True):
         name = f"steps from {names[0]}" if steps.are_numbered else f"{names[0]} to {names[-1]}"
-        entries = np.stack([_entries(table[name]) for name in names], axis=1)
+        entries = np.stack([table[name].entries for name in names], axis=1)
         values[channel or name] = Written(entries[inside])
     return values
 
@@ -106,14 +106,10 @@ def _with_ends(column: Column) -> Column:
     return Written(decimals.with_ends(column.entries)) if isinstance(column, Written) else column
 
 
-def _entries(column: Column) -> Any:
-    return column.entries if isinstance(column, Written) else column.words()
-
-
 def _note_words(table: Mapping[str, Column], steps: Steps, inside: Bools) -> list[str]:
     """Return the note about ends of rows that are written, as NaN, and no steps."""
     names = zip(*steps.columns, strict=True)
-    blank = [np.all([_entries(table[name]) == "" for name in each], axis=0) for each in names]
+    blank = [np.all([table[name].entries == "" for name in each], axis=0) for each in names]
     written = ~inside & ~np.stack(blank, axis=1)
     if not written.any():
         return []
@@ -131,7 +127,7 @@ def _are_filled(table: Mapping[str, Column], steps: Steps, columns: Columns) -> 
 
 def _is_filled(column: Column, columns: Columns) -> Bools:
     if columns.keep_trailing:
-        return np.asarray(_entries(column) != "", dtype=np.bool_)
+        return np.asarray(column.entries != "", dtype=np.bool_)
     numbers, odd = column.numbers()
     return odd | ~np.isnan(numbers)
 
