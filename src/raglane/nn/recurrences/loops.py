@@ -81,6 +81,26 @@ def _like(per_row: Tensor, rows: Tensor) -> Tensor:
     return per_row.view(-1, *[1] * (rows.dim() - 1))
 
 
+def selective_step(
+    elements: list[Any], rates: Tensor, skip: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the output ``(R, E)`` of one step of a selective scan, and the state after it.
+
+    ``elements``: x, the step sizes, B and C, ``(R, ...)``.
+    """
+    x_t, d_t, in_t, out_t = elements
+    x_t = x_t.to(rates.dtype)
+    channels, size = rates.shape
+    groups = in_t.shape[1]
+    of_groups = (state.shape[0], groups, channels // groups, size)
+    in_t, out_t = [rows.to(rates.dtype).unsqueeze(2) for rows in (in_t, out_t)]
+    decay = (d_t.unsqueeze(2) * rates).exp()
+    written = ((d_t * x_t).unsqueeze(2).view(*of_groups[:3], 1) * in_t).view(state.shape)
+    state = decay * state + written
+    y = (state.view(of_groups) * out_t).sum(3).flatten(1)
+    return y if skip is None else y + skip * x_t, state
+
+
 def selective_loop(
     tensors: tuple[Any, ...],
     offsets: Tensor,
@@ -95,21 +115,11 @@ def selective_loop(
     """
     x, dt, rates, inputs, outputs, skip, dt_bias, initial = tensors
     channels, size = rates.shape
-    each = channels // inputs.shape[1]
-    delta = dt.to(rates.dtype)
-    delta = delta if dt_bias is None else delta + dt_bias
-    # Unlike torch's softplus, which is the identity above 20.
-    delta = torch.logaddexp(delta, torch.zeros_like(delta)) if softplus else delta
-    delta = delta.clamp(least, most)
+    delta = step_sizes(dt.to(rates.dtype), dt_bias, softplus, least, most)
 
     def step(elements: list[Any], states: States) -> tuple[Tensor, States]:
-        x_t, d_t, in_t, out_t = elements
-        in_t, out_t = [rows.to(rates.dtype).repeat_interleave(each, 1) for rows in (in_t, out_t)]
-        x_t = x_t.to(rates.dtype)
-        decay = (d_t.unsqueeze(2) * rates).exp()
-        state = decay * states[0] + (d_t * x_t).unsqueeze(2) * in_t
-        y = (state * out_t).sum(2)
-        return y if skip is None else y + skip * x_t, (state,)
+        y, state = selective_step(elements, rates, skip, states[0])
+        return y, (state,)
 
     start = rates.new_zeros(offsets.shape[0] - 1, channels, size) if initial is None else initial
     nothing = delta.new_empty(0, channels)
@@ -117,9 +127,63 @@ def selective_loop(
     return output.to(x.dtype), final
 
 
+def step_sizes(
+    dt: Tensor, bias: Tensor | None, softplus: bool, least: float, most: float
+) -> Tensor:
+    """Return the step sizes of a selective scan."""
+    delta = dt if bias is None else dt + bias
+    # Unlike torch's softplus, which is the identity above 20.
+    delta = torch.logaddexp(delta, torch.zeros_like(delta)) if softplus else delta
+    return delta.clamp(least, most)
+
+
 def highest_exponent(dtype: torch.dtype) -> float:
     """Return a number whose exponential is just finite, with room for a sum."""
     return math.log(torch.finfo(dtype).max) - 1
+
+
+def attention_step(
+    elements: list[Any], states: States, scale: float, delta: bool, eps: float
+) -> tuple[Tensor, States]:
+    """Return the output ``(R, H, V)`` of one step of linear attention, and the states after it.
+
+    ``elements``: q, k, v, log_decay, gain and log_gain, ``(R, ...)``, or None.
+    """
+    q_t, k_t, v_t, log_a, g, log_g = elements
+    state, *rest = states
+    q_t, k_t = [_per_head(rows.to(state.dtype), v_t.shape[1]) for rows in (q_t, k_t)]
+    v_t = v_t.to(state.dtype)
+    floor = None
+    if log_g is not None:
+        before = rest[1] if log_a is None else log_a + rest[1]
+        level = torch.maximum(before, log_g)
+        finite = level.masked_fill(level == -math.inf, 0.0)
+        log_a = before - finite
+        g = (log_g - finite).exp()
+        floor = (-level).clamp(max=highest_exponent(state.dtype)).exp()
+    decayed = state
+    if log_a is not None:
+        decay = log_a.exp()
+        decay = decay.unsqueeze(2) if decay.dim() == 2 else decay
+        decayed = decay.unsqueeze(3) * state
+    written = v_t
+    if delta:
+        written = v_t - (decayed * k_t.unsqueeze(3)).sum(2)
+    written = written if g is None else g.unsqueeze(2) * written
+    state = decayed + k_t.unsqueeze(3) * written.unsqueeze(2)
+    output = scale * (state * q_t.unsqueeze(3)).sum(2)
+    if floor is None:
+        return output, (state,)
+    total = decay * rest[0] + g.unsqueeze(2) * k_t
+    read = scale * (total * q_t).sum(2)
+    output = output / (torch.maximum(read.abs(), floor) + eps).unsqueeze(2)
+    return output, (state, total, level)
+
+
+def _per_head(rows: Tensor, heads: int) -> Tensor:
+    """Return ``(R, H, K)`` of groups ``(R, G, K)``, each of consecutive heads."""
+    groups = rows.shape[1]
+    return rows.unsqueeze(2).expand(-1, -1, heads // groups, -1).flatten(1, 2)
 
 
 def attention_loop(
@@ -138,40 +202,11 @@ def attention_loop(
     q, k, v, log_decay, gain, log_gain, initial, normaliser, stabiliser = tensors
     heads, width = v.shape[1:]
     size = q.shape[2]
-    each = heads // q.shape[1]
     sums = torch.promote_types(v.dtype, torch.float32)
     count = offsets.shape[0] - 1
 
     def step(elements: list[Any], states: States) -> tuple[Tensor, States]:
-        q_t, k_t, v_t, log_a, g, log_g = elements
-        q_t, k_t = [rows.to(sums).repeat_interleave(each, 1) for rows in (q_t, k_t)]
-        v_t = v_t.to(sums)
-        state, *rest = states
-        floor = None
-        if log_g is not None:
-            before = rest[1] if log_a is None else log_a + rest[1]
-            level = torch.maximum(before, log_g)
-            finite = level.masked_fill(level == -math.inf, 0.0)
-            log_a = before - finite
-            g = (log_g - finite).exp()
-            floor = (-level).clamp(max=highest_exponent(sums)).exp()
-        decayed = state
-        if log_a is not None:
-            decay = log_a.exp()
-            decay = decay.unsqueeze(2) if decay.dim() == 2 else decay
-            decayed = decay.unsqueeze(3) * state
-        written = v_t
-        if delta:
-            written = v_t - (decayed * k_t.unsqueeze(3)).sum(2)
-        written = written if g is None else g.unsqueeze(2) * written
-        state = decayed + k_t.unsqueeze(3) * written.unsqueeze(2)
-        output = scale * (state * q_t.unsqueeze(3)).sum(2)
-        if floor is None:
-            return output, (state,)
-        total = decay * rest[0] + g.unsqueeze(2) * k_t
-        read = scale * (total * q_t).sum(2)
-        output = output / (torch.maximum(read.abs(), floor) + eps).unsqueeze(2)
-        return output, (state, total, level)
+        return attention_step(elements, states, scale, delta, eps)
 
     shapes = [(count, heads, size, width), (count, heads, size), (count, heads)]
     initials = (initial, normaliser, stabiliser)[: 1 if log_gain is None else 3]
