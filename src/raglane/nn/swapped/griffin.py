@@ -56,7 +56,8 @@ class GriffinMixer(Mixer):
         of_state = _gates(x, unit.recurrent_gate_weight, unit.recurrent_gate_bias)
         logs = -8.0 * of_state.to(wide) * F.softplus(unit.recurrent_param.to(wide))
         factor = bounded_root(-torch.expm1(2 * logs))
-        factor = torch.where(layout.begins(memory.is_empty).unsqueeze(1), 1.0, factor)
+        if memory.is_empty or layout.resets is not None:
+            factor = torch.where(layout.begins(memory.is_empty).unsqueeze(1), 1.0, factor)
         y = memory.accumulate(x.to(wide) * of_input.to(wide) * factor, logs)
         return apply_to(block.linear_out, y.to(x.dtype) * gate.flatten(0, 1), rows).unflatten(
             0, rows.shape[:2]
