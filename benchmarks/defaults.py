@@ -35,15 +35,10 @@ PER_SEQUENCE: dict[str, dict[str, Any]] = {
     TODAY: {},
     "bidirectional": BOTH,
     "mean": MEAN,
-    "dropout": DROPPED,
     "mean, dropout": MEAN | DROPPED,
     "bidirectional, mean": BOTH | MEAN,
     "bidirectional, dropout": BOTH | DROPPED,
     "bidirectional, mean, dropout": BOTH | MEAN | DROPPED,
-    "bidirectional, max, dropout": BOTH | DROPPED | {"pooling": "max"},
-    "bidirectional, mean, dropout, lr 0.001": BOTH | MEAN | DROPPED | {"lr": 0.001},
-    "bidirectional, mean, dropout, decay 1e-4": BOTH | MEAN | DROPPED | {"weight_decay": 1e-4},
-    "LSTM, bidirectional, mean, dropout": BOTH | MEAN | DROPPED | {"cell": "lstm"},
 }
 CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
     "classify": PER_SEQUENCE,

@@ -16,7 +16,6 @@ from torch import Tensor
 from raglane._utils.tracing import are_transformed, has_tangent, records_operators
 from raglane.kernels.cpu.programs import outer_products, times
 from raglane.native.library import DTYPES, missing_kernels
-from raglane.nn.recurrences.depthwise import convolve_channels, last_elements, step_channels
 
 
 def _is_recorded(*parts: Tensor | None) -> bool:
@@ -152,6 +151,30 @@ def sigmoid(rows: Tensor) -> Tensor:
     return result
 
 
+class _Silu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        gates = rows.neg().exp_().add_(1).reciprocal_()
+        ctx.save_for_backward(rows)
+        return gates.mul_(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (rows,) = ctx.saved_tensors
+        gates = sigmoid(rows)
+        if torch.is_grad_enabled():
+            return grad * gates * (1 + rows * (1 - gates))
+        return (1 - gates).mul_(rows).add_(1).mul_(gates).mul_(grad)
+
+
+def silu(rows: Tensor) -> Tensor:
+    """Return ``rows * sigmoid(rows)``."""
+    if _is_recorded(rows):
+        return rows * torch.sigmoid(rows)
+    result: Tensor = _Silu.apply(rows)  # type: ignore[no-untyped-call]
+    return result
+
+
 class _Softplus(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
@@ -190,34 +213,3 @@ def bounded_root(squares: Tensor) -> Tensor:
         return squares.sqrt()
     result: Tensor = _BoundedRoot.apply(squares)  # type: ignore[no-untyped-call]
     return result
-
-
-def convolve_single(rows: Tensor, weight: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Do what :func:`convolve` does for sequences of one element."""
-    width = rows.shape[1]
-    window = torch.cat([state.to(rows.dtype), rows], 1)
-    before = window.view(rows.shape[0], -1, width)[:, :-1]
-    return step_channels(rows, weight, None, before), window[:, width:].to(state.dtype)
-
-
-def convolve(rows: Tensor, weight: Tensor, state: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Convolve each channel of each sequence with the elements before.
-
-    Args:
-        rows: ``(N, E)``.
-        weight: ``(E, K)``, the last column for the element itself.
-        state: ``(B, (K - 1) * E)``, the K - 1 elements before each sequence, oldest first.
-        offsets: ``(B + 1,)``.
-
-    Returns:
-        The outputs ``(N, E)``, and the state after each sequence.
-    """
-    reach = weight.shape[1] - 1
-    if not rows.shape[0]:
-        return rows, state
-    if not reach:
-        return scaled(rows, weight[:, 0]), state
-    before = state.view(-1, reach, rows.shape[1])
-    output = convolve_channels(rows, weight, None, offsets, None, before)
-    final = last_elements(rows, reach, offsets, None, before)
-    return output, final.flatten(1).to(state.dtype)

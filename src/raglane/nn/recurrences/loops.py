@@ -9,16 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from raglane._utils.tracing import index_arithmetic
 from raglane.packing.layouts import inverse, packed_layout
+from raglane.segments import like_rows
 
 States = tuple[Tensor, ...]
 Step = Callable[[list[Tensor | None], States], tuple[Tensor, States]]
+
+
+class Steps(NamedTuple):
+    """A recurrence by its steps."""
+
+    step: Step
+    elements: list[Tensor | None]
+    starts: States
+    # The output of a batch without elements.
+    empty: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,27 +49,17 @@ def _order_of(offsets: Tensor) -> _Order:
     return _Order(index, inverse(index), sizes.tolist(), order, inverse(order))
 
 
-def _run(
-    step: Step,
-    elements: list[Tensor | None],
-    states: States,
-    offsets: Tensor,
-    resets: Tensor | None,
-    empty: Tensor,
-) -> tuple[Tensor, States]:
-    """Return the outputs of all elements and the final states.
-
-    ``empty`` is the output of a batch without elements.
-    """
+def _run(steps: Steps, offsets: Tensor, resets: Tensor | None) -> tuple[Tensor, States]:
+    """Return the outputs of all elements and the final states."""
     at = _order_of(offsets)
     parts = [
         [None] * len(at.sizes)
         if each is None
         else torch.split(each.index_select(0, at.index), at.sizes)
-        for each in (*elements, resets)
+        for each in (*steps.elements, resets)
     ]
-    states = tuple([state.index_select(0, at.order) for state in states])
-    outputs = [empty]
+    states = tuple([state.index_select(0, at.order) for state in steps.starts])
+    outputs = [steps.empty]
     ended: list[list[Tensor]] = [[] for _ in states]
     for number, rows in enumerate(at.sizes):
         for done, state in zip(ended, states, strict=True):
@@ -66,8 +67,8 @@ def _run(
         states = tuple([state[:rows] for state in states])
         *current, reset = [each[number] for each in parts]
         if reset is not None:
-            states = tuple([state.masked_fill(_like(reset, state), 0.0) for state in states])
-        output, states = step(current, states)
+            states = restarted(states, reset)
+        output, states = steps.step(current, states)
         outputs.append(output)
     finals = [
         torch.cat([state, *done[::-1]]).index_select(0, at.places)
@@ -76,9 +77,9 @@ def _run(
     return torch.cat(outputs).index_select(0, at.back), tuple(finals)
 
 
-def _like(per_row: Tensor, rows: Tensor) -> Tensor:
-    """Return one number per row with as many dimensions as the rows."""
-    return per_row.view(-1, *[1] * (rows.dim() - 1))
+def restarted(states: States, resets: Tensor) -> States:
+    """Return states that are zeros where there is a reset."""
+    return tuple([state.masked_fill(like_rows(resets, state), 0.0) for state in states])
 
 
 def selective_step(
@@ -101,15 +102,10 @@ def selective_step(
     return y if skip is None else y + skip * x_t, state
 
 
-def selective_loop(
-    tensors: tuple[Any, ...],
-    offsets: Tensor,
-    resets: Tensor | None,
-    softplus: bool,
-    least: float,
-    most: float,
-) -> tuple[Tensor, Tensor]:
-    """Return the output ``(N, E)`` and the final state ``(B, E, S)`` of a selective scan.
+def selective_steps(
+    tensors: tuple[Any, ...], offsets: Tensor, softplus: bool, least: float, most: float
+) -> Steps:
+    """Return the steps of a selective scan, whose elements are x, the step sizes, B and C.
 
     ``tensors``: x, dt, A, B, C, D, dt_bias and the initial state.
     """
@@ -122,9 +118,15 @@ def selective_loop(
         return y, (state,)
 
     start = rates.new_zeros(offsets.shape[0] - 1, channels, size) if initial is None else initial
-    nothing = delta.new_empty(0, channels)
-    output, (final,) = _run(step, [x, delta, inputs, outputs], (start,), offsets, resets, nothing)
-    return output.to(x.dtype), final
+    return Steps(step, [x, delta, inputs, outputs], (start,), delta.new_empty(0, channels))
+
+
+def selective_loop(
+    tensors: tuple[Any, ...], offsets: Tensor, resets: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor]:
+    """Return the output ``(N, E)`` and the final state ``(B, E, S)`` of a selective scan."""
+    output, (final,) = _run(selective_steps(tensors, offsets, *options), offsets, resets)
+    return output.to(tensors[0].dtype), final
 
 
 def step_sizes(
@@ -186,18 +188,13 @@ def _per_head(rows: Tensor, heads: int) -> Tensor:
     return rows.unsqueeze(2).expand(-1, -1, heads // groups, -1).flatten(1, 2)
 
 
-def attention_loop(
-    tensors: tuple[Any, ...],
-    offsets: Tensor,
-    resets: Tensor | None,
-    scale: float,
-    delta: bool,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the output ``(N, H, V)`` of linear attention, and the final states.
+def attention_steps(
+    tensors: tuple[Any, ...], offsets: Tensor, scale: float, delta: bool, eps: float
+) -> Steps:
+    """Return the steps of linear attention, whose elements are the first six tensors.
 
     ``tensors``: q, k, v, log_decay, gain, log_gain, and the initial state, normaliser and
-    stabiliser. The last two final states are empty without log_gain.
+    stabiliser.
     """
     q, k, v, log_decay, gain, log_gain, initial, normaliser, stabiliser = tensors
     heads, width = v.shape[1:]
@@ -217,7 +214,23 @@ def attention_loop(
         ]
     )
     nothing = v.new_empty((0, heads, width), dtype=sums)
-    elements = [q, k, v, log_decay, gain, log_gain]
-    output, finals = _run(step, elements, starts, offsets, resets, nothing)
-    none = v.new_empty(0, dtype=sums)
-    return output.to(v.dtype), *(*finals, none, none)[:3]
+    return Steps(step, [q, k, v, log_decay, gain, log_gain], starts, nothing)
+
+
+def attention_loop(
+    tensors: tuple[Any, ...], offsets: Tensor, resets: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the output ``(N, H, V)`` of linear attention, and the final states; the last two are
+    empty without log_gain.
+    """
+    output, finals = _run(attention_steps(tensors, offsets, *options), offsets, resets)
+    return attention_results(tensors[2], output, finals)
+
+
+def attention_results(
+    v: Tensor, output: Tensor, finals: States
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return an output in the dtype of ``v``, and three states."""
+    none = output.new_empty(0)
+    state, normaliser, stabiliser = (*finals, none, none)[:3]
+    return output.to(v.dtype), state, normaliser, stabiliser
