@@ -26,9 +26,10 @@ from raglane.runs.configuration import entries, words_of
 from raglane.runs.sources import DEFAULT_DATA
 from raglane.training.checkpoint import SavedModel, describe, load_model
 from raglane.training.folder import CARD, REPORT, SKIPPED
-from raglane.training.inference import Evaluation, evaluate, pick_device, predict, steps_ahead
+from raglane.training.inference import evaluate, pick_device, predict, steps_ahead
 from raglane.training.own_cell import is_own, label_of
 from raglane.training.per_sequence import SequenceScores, measure_sequences, sampled_rows
+from raglane.training.results import Evaluation
 from raglane.training.run import TrainingResult, left_out
 from raglane.training.settings import Settings
 

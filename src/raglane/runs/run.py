@@ -23,9 +23,9 @@ from raglane.runs.tables import TablePredictor
 from raglane.training import inference
 from raglane.training.checkpoint import SavedModel, describe, load_model, model_files, read_model
 from raglane.training.folder import DESCRIPTION, LAST, find, tidy
-from raglane.training.inference import Evaluation, Predictions
 from raglane.training.model import SequenceModel
 from raglane.training.own_cell import NamedCode, named_code, take_code
+from raglane.training.results import Evaluation, Predictions
 from raglane.training.run import TrainingResult, load_description
 from raglane.training.state import load_progress
 from raglane.training.stored import build, reading

@@ -84,6 +84,7 @@ def records_of_rows(
         columns=used,
         features=more,
         roles=RoleNotes(roles.notes, about),
+        times=None if table.time is None else table.times,
         **targets._asdict(),
     )
 

@@ -56,6 +56,7 @@ _LATER = (
         "target_std",
         "features",
         "whole_labels",
+        "season",
     ),
 )
 
