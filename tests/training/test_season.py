@@ -121,6 +121,11 @@ def test_a_cut_season_does_not_move_its_length(count: int) -> None:
     assert season_of(torch.from_numpy(day * trend).unsqueeze(1)) == 48
 
 
+def test_a_trend_does_not_move_the_length_of_a_season() -> None:
+    months = np.arange(86) + 20 * np.sin(np.arange(86) * np.pi / 6)
+    assert season_of(torch.from_numpy(months).unsqueeze(1)) == 12
+
+
 def test_few_series_have_more_steps_in_an_epoch() -> None:
     data = read(_series([30] * 10), Columns("forecast"))
     settings, notes = settle(Settings("forecast", loss="mse"), data, chosen=())

@@ -278,12 +278,12 @@ def predict(
     """Predict with the best model of a run: one row per sequence, in the order of the data.
 
     The columns are id (of the data, or the row number from 0), prediction and its probability. A
-    forecast has a row per sequence and step, with its time if the data has times. For the task tag,
-    CSV has a row per word; other formats, and sequences of numbers, have one list per sequence. For
-    transcribe they are the text, its log-probability and the first and last step of
-    each label. With --on-bad-row skip, predictions.skipped.jsonl lists the rows that are missing
-    from predictions.csv. A .csv keeps texts unchanged, also those that a spreadsheet executes, such
-    as =1+1; to prevent this, pass --escape-formulas, or write .parquet.
+    forecast has a row per sequence and step, with its time if the data has times. With a
+    prediction per element, as for the task tag, CSV has a row per element, and other formats one
+    list per sequence, with the words. For transcribe they are the text, its log-probability and the
+    first and last step of each label. With --on-bad-row skip, predictions.skipped.jsonl lists the
+    rows that are missing from predictions.csv. A .csv keeps texts unchanged, also those that a
+    spreadsheet executes, such as =1+1; to prevent this, pass --escape-formulas, or write .parquet.
 
     For example:
 

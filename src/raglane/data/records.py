@@ -361,8 +361,10 @@ class Records:
     # The kinds of the labels in the source, see kinds_of; None if the source has only texts.
     label_kinds: tuple[str, ...] | None = None
     roles: RoleNotes = NO_ROLES
-    # (N,) numbers or datetime64, the times of the elements; None without a time column.
+    # (N,) numbers or datetime64, the times of the elements, and the name of their column; None
+    # without one.
     times: npt.NDArray[Any] | None = None
+    time_name: str | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

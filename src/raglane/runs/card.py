@@ -23,6 +23,7 @@ from raglane.report.figures import class_rows, curve_svg, lengths_svg, points, r
 from raglane.report.page import Block, Command, Matrix, Page, Part, picture
 from raglane.runs.advice import advise
 from raglane.runs.configuration import entries, words_of
+from raglane.runs.forecast_pictures import forecast_pictures
 from raglane.runs.sources import DEFAULT_DATA
 from raglane.training.checkpoint import SavedModel, describe, load_model
 from raglane.training.folder import CARD, REPORT, SKIPPED
@@ -121,6 +122,7 @@ def _measure(
     notes: list[str] = []
     evaluation = None
     each = None
+    forecasts: list[Block] = []
     on, records = parts.measured
     if on:
         try:
@@ -136,6 +138,7 @@ def _measure(
                 saved, records, device=device, horizon=steps_ahead(saved, records)
             )
             each = measure_sequences(saved, records, device, settings.seed)
+            forecasts = forecast_pictures(saved, records, device, on)
         except DataError as error:
             # E.g. a label unseen in training, which must not prevent a card.
             notes.append(f"Not measured on the {on} part: {error}")
@@ -144,7 +147,7 @@ def _measure(
     skipped = left_out(*parts.known.values())
     if skipped:
         notes.append(f"Invalid rows left out: {len(skipped):,}; {SKIPPED} lists them.")
-    return _Measured(saved, result, evaluation, each, on), notes
+    return _Measured(saved, result, evaluation, each, on, forecasts), notes
 
 
 class _Measured(NamedTuple):
@@ -155,6 +158,7 @@ class _Measured(NamedTuple):
     evaluation: Evaluation | None
     each: SequenceScores | None
     on: str
+    forecasts: list[Block]
 
     @property
     def row(self) -> dict[str, float]:
@@ -338,6 +342,7 @@ def make_card(
     blocks: dict[str, Sequence[Block]] = {
         "Results": [measured.results(), *measured.mistakes()],
         "Errors" if settings.task == "transcribe" else measured.rows_title: measured.classes(),
+        "Forecasts": measured.forecasts,
         "Examples": measured.examples(pick_device(settings.device)),
         "By length": measured.by_length(),
         "Hardest sequences": measured.hardest(pick_device(settings.device)),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from datetime import datetime
-from datetime import time as clock
 from itertools import pairwise
 from typing import Any
 
@@ -24,7 +22,7 @@ from raglane.data.holdout import elements_held_out
 from raglane.data.order import BatchLimit
 from raglane.data.prepare.encoders import END
 from raglane.data.splitting import join_tokens, split_texts
-from raglane.data.typed.calendars import following
+from raglane.data.typed.calendars import following, without_clock
 from raglane.errors import ArgumentError, DataError
 from raglane.native.library import has_cell
 from raglane.nn.linear import RowByRow
@@ -45,7 +43,7 @@ _FORECAST = 48
 _MOST_BEAM = 1_000
 
 # The most steps ahead that are measured unasked.
-_FURTHEST = 48
+FURTHEST = 48
 
 
 def steps_ahead(saved: SavedModel, records: Dataset) -> int:
@@ -54,7 +52,7 @@ def steps_ahead(saved: SavedModel, records: Dataset) -> int:
     """
     if any(not encoder.per_sequence for encoder in saved.preprocessor.features):
         return 1
-    return min(max(elements_held_out(records), 1), _FURTHEST)
+    return min(max(elements_held_out(records), 1), FURTHEST)
 
 
 def pick_device(name: str) -> torch.device:
@@ -121,11 +119,12 @@ def predict(
         columns = {name: [values[rows] for rows in slices] for name, values in columns.items()}
     name = records.columns.id
     names = ("id",) if name is None else tuple(name.split(","))
-    if "horizon" in task.options and saved.task == "forecast":
+    if saved.task == "forecast":
         dates = _dates_after(records, columns["prediction"], horizon)
-        return Predictions({"id": ids, **columns}, names, dates, saved.preprocessor.channels)
+        channels = saved.preprocessor.channels
+        return Predictions({"id": ids, **columns}, names, dates, channels, per_element=True)
     elements = _elements_of(records) if task.is_per_element else {}
-    return Predictions({"id": ids, **columns}, names, elements)
+    return Predictions({"id": ids, **columns}, names, elements, per_element=task.is_per_element)
 
 
 def _dates_after(
@@ -140,19 +139,24 @@ def _dates_after(
         [] if forecast is None else following(times[start:end], horizon)
         for (start, end), forecast in zip(bounds, forecasts, strict=True)
     ]
-    flat = [time for each in after for time in each if isinstance(time, datetime)]
-    if flat and all(time.time() == clock() for time in flat):
-        after = [[time and time.date() for time in each] for each in after]
-    return {records.columns.time or "time": after}
+    return {records.records.time_name or "time": without_clock(after)}
 
 
 def _elements_of(records: Dataset) -> dict[str, list[list[Any]]]:
-    """Return the words of sequences of tokens; {} for others."""
-    if not records.is_in_memory or not records.is_tokens:
+    """Return the times and the words of sequences in memory, if they have them."""
+    if not records.is_in_memory:
         return {}
-    name = records.columns.sequence or next(iter(records.columns.features or ()), "word")
-    bounds = pairwise(records.offsets.tolist())
-    return {name: [records.values[start:end].tolist() for start, end in bounds]}
+    bounds = list(pairwise(records.offsets.tolist()))
+    elements = {}
+    times = records.records.times
+    if times is not None:
+        each = times.astype("datetime64[us]") if times.dtype.kind == "M" else times
+        parts = [each[start:end].tolist() for start, end in bounds]
+        elements[records.records.time_name or "time"] = without_clock(parts)
+    if records.is_tokens:
+        name = records.columns.sequence or next(iter(records.columns.features or ()), "word")
+        elements[name] = [records.values[start:end].tolist() for start, end in bounds]
+    return elements
 
 
 def evaluate(

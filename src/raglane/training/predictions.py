@@ -71,7 +71,7 @@ def write_predictions(
     none.
 
     Numbers that are not finite become null, an empty entry in CSV, where lists are JSON text. A
-    forecast has a row per step, and in CSV a sequence of words has a row per word.
+    forecast has a row per step, and in CSV a prediction per element has a row per element.
     ``escape_formulas`` prepends an apostrophe to CSV texts that a spreadsheet would execute. A CoNLL
     file has the lines of that of ``data``, with the predicted labels.
     """
@@ -88,7 +88,7 @@ def write_predictions(
 
 def to_bytes(predictions: Predictions, suffix: str, *, escape_formulas: bool = False) -> bytes:
     """Return predictions as the content of a file with a suffix."""
-    if suffix == ".csv" and _has_lists(predictions):
+    if suffix == ".csv" and predictions.per_element:
         predictions = predictions.by_element()
     if suffix == ".parquet":
         predictions = replace(predictions, columns=_one_kind(predictions.columns))
@@ -98,11 +98,6 @@ def to_bytes(predictions: Predictions, suffix: str, *, escape_formulas: bool = F
             no_formula(name): list(map(no_formula, entries)) for name, entries in columns.items()
         }
     return WRITERS[suffix](finite(columns))
-
-
-def _has_lists(predictions: Predictions) -> bool:
-    """Return True if there is a prediction per element, whose words are known, or per step."""
-    return bool(predictions.channels or predictions.elements)
 
 
 def _conll(path: Path, predictions: Predictions, data: Dataset | None) -> bytes:

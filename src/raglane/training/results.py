@@ -49,6 +49,7 @@ class Predictions:
         elements: columns with a list per sequence that describe its elements, or the steps of its
             forecast: the words, and the times.
         channels: the names of the channels of a forecast; () for other tasks.
+        per_element: whether there is a prediction per element or step.
 
     Example:
         >>> predictions = Predictions({"id": [0, 1], "prediction": ["a", "b"], "probability": [0.75, 1.0]})
@@ -67,6 +68,7 @@ class Predictions:
     id_names: tuple[str, ...] = ("id",)
     elements: dict[str, list[list[Any]]] = field(default_factory=dict)
     channels: tuple[str, ...] = ()
+    per_element: bool = False
 
     def __len__(self) -> int:
         return len(self.columns["id"])

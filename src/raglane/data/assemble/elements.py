@@ -85,6 +85,7 @@ def records_of_rows(
         features=more,
         roles=RoleNotes(roles.notes, about),
         times=None if table.time is None else table.times,
+        time_name=table.time,
         **targets._asdict(),
     )
 

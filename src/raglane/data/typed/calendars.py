@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, time
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,15 @@ def following(times: npt.NDArray[Any], count: int) -> list[Any]:
         return _by_step(dates, count)
     moved: list[datetime] = (following_days + clocks[0]).astype(object).tolist()
     return moved
+
+
+def without_clock(series: list[list[Any]]) -> list[list[Any]]:
+    """Return dates in place of datetimes, if all are at midnight."""
+    midnight = time()
+    times = [each for listed in series for each in listed if isinstance(each, datetime)]
+    if not times or any(each.time() != midnight for each in times):
+        return series
+    return [[None if each is None else each.date() for each in listed] for listed in series]
 
 
 def _by_step(times: npt.NDArray[Any], count: int) -> list[Any]:

@@ -31,7 +31,7 @@ def season_of(values: Tensor) -> int:
     """Return the lag of the first high peak of the autocorrelation of elements ``(L, C)`` without
     trend, or 0; of the lags around the peak, the one with the smallest differences.
     """
-    values = whole = values[-_COMPARED:].cpu().double()
+    values = values[-_COMPARED:].cpu().double()
     count = len(values)
     steps = torch.stack([torch.ones(count), torch.arange(count) / max(count, 1)], 1).double()
     values = (
@@ -52,7 +52,12 @@ def season_of(values: Tensor) -> int:
     peak = next(lag for lag in peaks if alike[lag] > 0.8 * highest)
     # Few seasons, of which the first or the last is cut, move the peak.
     near = range(max(peak - peak // 20 - 1, 2), min(peak + peak // 20 + 1, count // 2) + 1)
-    return min(near, key=lambda lag: float((whole[lag:] - whole[:-lag]).abs().mean()))
+    return min(near, key=lambda lag: _spread(values[lag:] - values[:-lag]))
+
+
+def _spread(differences: Tensor) -> float:
+    """Return the mean deviation of differences, of which a trend is the mean."""
+    return float((differences - differences.mean(0)).abs().mean())
 
 
 def _alike(values: Tensor, others: Tensor) -> float:
