@@ -191,7 +191,7 @@ REFUSED: dict[str, Call] = {
         f"rl.nn.{name}": layer(name, FEATURES, 3)
         for name in (
             "RNN LSTM GRU IndRNN SRU QRNN MinGRU MinLSTM PeepholeLSTM CoupledLSTM SLSTM GRUD CfC"
-            " LayerNormLSTM LayerNormGRU SequenceEncoder"
+            " LayerNormLSTM LayerNormGRU SequenceEncoder Mamba Mamba2 GatedDeltaNet MLSTM RGLRU"
         ).split()
     },
     "rl.nn.selective_scan": lambda v, n: rl.nn.selective_scan(

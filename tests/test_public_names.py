@@ -30,7 +30,8 @@ ROOT = Path(__file__).parents[1]
             rl.nn,
             """AttentionPooling CRF CausalConv1d CfC CoupledLSTM GRU GRUD IndRNN LSTM LayerNormGRU LayerNormLSTM MinGRU
             MinLSTM PeepholeLSTM Pooling QRNN RNN Recurrent SLSTM SRU SequenceEncoder init
-            Attention Conv1d MaxPool1d AvgPool1d linear_attention selective_scan""",
+            Attention Conv1d MaxPool1d AvgPool1d linear_attention selective_scan
+            GatedDeltaNet MLSTM Mamba Mamba2 RGLRU""",
         ),
         (
             rl.transduction,

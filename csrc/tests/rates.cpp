@@ -1,5 +1,5 @@
 // The speed of the micro-kernels, by shape and instruction set, as a share of the peak: the fused multiply-adds of
-// the same instruction set only in registers, measured in turn. One thread; all data in a core's own caches.
+// the same instruction set only in registers, measured in turn; and of exp. One thread; all data in a core's own caches.
 //
 //   rates [seconds per figure]
 #include "tests/rates.h"
@@ -68,6 +68,9 @@ void print(const char* set, const char* dtype, int64_t number, const Rates& rate
       std::fflush(stdout);
     }
   }
+  if (number == RAGLANE_BFLOAT16) return;
+  double exponentials = rate([&](int64_t rounds) { return rates.exponentials(number, rounds); });
+  std::printf("  exp: %.2f giga per second\n", exponentials / 1e9);
 }
 
 }  // namespace

@@ -20,6 +20,8 @@ struct Rates {
   int64_t (*peak)(int64_t dtype, int64_t rounds);
   // The micro-kernel over `panels` panels, `rounds` times; returns the operations, or 0 if memory is exhausted.
   int64_t (*multiply)(int64_t dtype, const Shape& shape, int64_t panels, int64_t rounds);
+  // Exponentials of numbers in the nearest cache; returns their number.
+  int64_t (*exponentials)(int64_t dtype, int64_t rounds);
 };
 #define RAGLANE_DECLARE(name, ...) \
   namespace name { extern const Rates rates; }

@@ -1,5 +1,6 @@
 // The micro-kernels for one instruction set; see rates.cpp.
 #include "runtime/scratch.h"
+#include "simd/activations.h"
 #include "targets/peak.h"
 #include "tests/rates.h"
 
@@ -42,7 +43,41 @@ int64_t multiply_dtype(int64_t dtype, const Shape& shape, int64_t panels, int64_
   return 0;
 }
 
+// As many at a time as in the selective scan; the numbers are those of its decays, dt A.
+template <class A> int64_t exponentiate(int64_t rounds) {
+  constexpr int width = Lanes<A>::width, together = 4, groups = 16;
+  A numbers[groups * together * width];
+  for (int i = 0; i < groups * together * width; i++) numbers[i] = (A)-0.01 * (A)(1 + i % 200);
+  A total = 0;
+  for (int64_t k = 0; k < rounds; k++) {
+    Vec<A> sums[together] = {};
+    for (int group = 0; group < groups; group++) {
+      Vec<A> x[together];
+#pragma GCC unroll 4
+      for (int i = 0; i < together; i++) x[i] = load(numbers + (group * together + i) * width);
+      exp<A, together>(x);
+#pragma GCC unroll 4
+      for (int i = 0; i < together; i++) sums[i] += x[i];
+    }
+    numbers[k % width] = (A)-1e-3 * sums[0][0];  // so that the compiler does not merge the rounds
+    total += (sums[0] + sums[1] + sums[2] + sums[3])[0];
+  }
+  const volatile A kept = total;
+  (void)kept;
+  return rounds * groups * together * width;
+}
+
+int64_t exponentials(int64_t dtype, int64_t rounds) {
+  switch (dtype) {
+#if !defined(RAGLANE_FAMILY)
+    case RAGLANE_FLOAT32: return exponentiate<float>(rounds);
+    case RAGLANE_FLOAT64: return exponentiate<double>(rounds);
+#endif
+  }
+  return 0;
+}
+
 }  // namespace
 
-extern const Rates rates = {panel_vectors, Lanes<float>::width, most_rows, multiply_registers, multiply_dtype};
+extern const Rates rates = {panel_vectors, Lanes<float>::width, most_rows, multiply_registers, multiply_dtype, exponentials};
 }  // namespace raglane::RAGLANE_TARGET

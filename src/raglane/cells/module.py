@@ -109,6 +109,12 @@ class ModuleCell(CellSpec):
         return output, (new,)
 
 
+class WholeCell(ModuleCell):
+    """The equations of a module that also runs whole sequences, with ``run_whole(values, offsets,
+    states) -> (outputs, final states)``.
+    """
+
+
 def _check_count(where: str, new: States, state: States) -> None:
     """Raise if a step returns another number of states than it gets."""
     if len(new) != len(state):

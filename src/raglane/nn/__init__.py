@@ -9,6 +9,11 @@ from raglane.nn.attention import Attention
 from raglane.nn.convolution import CausalConv1d, Conv1d
 from raglane.nn.crf import CRF
 from raglane.nn.encoder import SequenceEncoder
+from raglane.nn.mixers.gated_delta_net import GatedDeltaNet
+from raglane.nn.mixers.mamba import Mamba
+from raglane.nn.mixers.mamba2 import Mamba2
+from raglane.nn.mixers.mlstm import MLSTM
+from raglane.nn.mixers.rglru import RGLRU
 from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrences.attention import linear_attention
 from raglane.nn.recurrences.selective import selective_scan
@@ -31,7 +36,9 @@ __all__ = [
     "GRU",
     "GRUD",
     "LSTM",
+    "MLSTM",
     "QRNN",
+    "RGLRU",
     "RNN",
     "SLSTM",
     "SRU",
@@ -42,9 +49,12 @@ __all__ = [
     "CfC",
     "Conv1d",
     "CoupledLSTM",
+    "GatedDeltaNet",
     "IndRNN",
     "LayerNormGRU",
     "LayerNormLSTM",
+    "Mamba",
+    "Mamba2",
     "MaxPool1d",
     "MinGRU",
     "MinLSTM",

@@ -18,6 +18,7 @@ from raglane._utils.checks import (
 )
 from raglane._utils.messages import nearest, quote, same_word
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.nn.mixers import gated_delta_net, mamba, mamba2, mlstm, rglru
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent import cell_layers, elementwise_layers, torch_layers
 from raglane.nn.recurrent.layer import RecurrentLayer
@@ -39,6 +40,11 @@ CellName = Literal[
     "slstm",
     "grud",
     "cfc",
+    "mamba",
+    "mamba2",
+    "gated_delta_net",
+    "mlstm",
+    "rglru",
 ]
 PoolingName = Literal["final", "last", "first", "mean", "max", "logsumexp", "attention"]
 LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
@@ -55,6 +61,11 @@ LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
     "slstm": cell_layers.SLSTM,
     "grud": cell_layers.GRUD,
     "cfc": cell_layers.CfC,
+    "mamba": mamba.Mamba,
+    "mamba2": mamba2.Mamba2,
+    "gated_delta_net": gated_delta_net.GatedDeltaNet,
+    "mlstm": mlstm.MLSTM,
+    "rglru": rglru.RGLRU,
 }
 """The recurrent layers by name."""
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raglane.cells.module import WholeCell
 from raglane.cells.regularised import MarkedWeights
 from raglane.cells.spec import CellSpec
 from raglane.kernels.cpu.prepared import Kernel, PreparedLayer, PreparedProgram, Rows
@@ -20,6 +21,7 @@ from raglane.nn.recurrent.stack import Stack
 from raglane.programs.graph import Refused
 from raglane.programs.lower import Lowered, Lowering
 from raglane.programs.program import printed
+from raglane.programs.step import replaced
 from raglane.ragged import Ragged
 
 
@@ -95,6 +97,33 @@ def lookup_stage(module: nn.Module, width: int, dtype: torch.dtype) -> Stage:
     return Stage(Lookup(module, width, dtype), [0], (), " ".join(state), *state.values())
 
 
+class Whole(Kernel):
+    """A block that runs whole sequences, such as Mamba; ``module`` does not change."""
+
+    def __init__(self, module: Any, sizes: Sequence[int]) -> None:
+        dtype = next(module.parameters()).dtype
+        wide = torch.promote_types(dtype, torch.float32)
+        super().__init__(module.hidden_size, dtype, sizes, wide)
+        self._module = module
+
+    def run(self, rows: Rows) -> None:
+        """See :class:`raglane.kernels.cpu.prepared.Kernel`."""
+        states = tuple([pool.index_select(0, rows.slots) for pool in rows.pools])
+        with torch.no_grad():
+            output, finals = self._module.run_whole(rows.inputs[0], rows.offsets, states)
+        rows.output.copy_(output)
+        for pool, final in zip(rows.pools, finals, strict=True):
+            pool.index_copy_(0, rows.slots, final)
+
+
+def _whole_stage(module: Any, starts: Sequence[Tensor], reads: Sequence[int]) -> Stage:
+    """Return a stage of a block, of a copy that a training does not change."""
+    frozen = replaced(module, lambda tensor: tensor.detach().clone())
+    tensors = dict(frozen.named_parameters())
+    kernel = Whole(frozen, [start.shape[0] for start in starts])
+    return Stage(kernel, reads, starts, repr(frozen), " ".join(tensors), *tensors.values())
+
+
 def _contents(tensor: Tensor | None) -> Iterable[bytes]:
     if tensor is None:
         yield b"none"
@@ -144,7 +173,11 @@ def layer_stages(
         else:
             if int8:
                 refusals.append(f"a layer {type(layer).__name__}, which has no int8 kernel")
-            stages.append(_cell_stage(cell, layer_weights, width, starts, reads, dtype))
+            stages.append(
+                _whole_stage(layer_weights, starts, reads)
+                if isinstance(cell, WholeCell)
+                else _cell_stage(cell, layer_weights, width, starts, reads, dtype)
+            )
         width = layer.output_size
     return stages
 

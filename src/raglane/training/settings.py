@@ -20,6 +20,7 @@ DECODERS = ("ctc", "transducer", "attention")
 LAYERS = (
     *("lstm", "gru", "rnn", "indrnn", "sru", "qrnn", "mingru", "minlstm"),
     *("peephole_lstm", "coupled_lstm", "slstm", "grud", "cfc"),
+    *("mamba", "mamba2", "gated_delta_net", "mlstm", "rglru"),
 )
 NORMALISED_LAYERS = ("lstm", "gru")
 POOLINGS = ("final", "last", "first", "mean", "max", "logsumexp", "attention")

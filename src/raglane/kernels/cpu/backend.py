@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from raglane._utils.tracing import are_transformed, has_tangent
+from raglane import segments
+from raglane._utils.tracing import are_transformed, has_tangent, is_exporting
 from raglane.cells import CELLS
+from raglane.cells.module import WholeCell
 from raglane.kernels import reference
 from raglane.kernels.checks import check
-from raglane.kernels.contract import Request, Result, Traits, run_layers
+from raglane.kernels.contract import (
+    DirectionResult,
+    Request,
+    Result,
+    Traits,
+    run_directions,
+    run_layers,
+)
 from raglane.kernels.cpu.layer import (
     Grads,
     Layer,
@@ -45,6 +55,8 @@ class CpuBackend:
 
     def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
         """See :class:`~raglane.kernels.contract.Backend`."""
+        if isinstance(traits.cell, WholeCell):
+            return _refuses_whole(traits)
         if not has_cell(traits.cell.name):
             return (
                 missing_kernels() or f"the cpu kernels do not support the cell {traits.cell.name!r}"
@@ -63,6 +75,8 @@ class CpuBackend:
 
     def run(self, request: Request, schedule: str) -> Result:
         """See :class:`~raglane.kernels.contract.Backend`."""
+        if isinstance(request.cell, WholeCell):
+            return _run_wholes(request, schedule)
         if torch.is_autocast_enabled("cpu"):
             request = check(request).cast(torch.get_autocast_dtype("cpu"))
         if forward_ad._current_level >= 0 and has_tangent(request.tensors()):
@@ -72,6 +86,42 @@ class CpuBackend:
 
 
 BACKEND = CpuBackend()
+
+
+def _refuses_whole(traits: Traits) -> str | None:
+    """Return why a module does not run whole sequences; None if it does."""
+    if traits.device.type != "cpu":
+        return f"the cpu kernels do not run on {traits.device}"
+    if traits.dtype not in _DTYPES:
+        return f"the cpu kernels do not compute in {traits.dtype}"
+    if is_exporting():
+        return "an exported graph consists of torch's own operators"
+    if traits.need_states:
+        return "the cpu kernels keep no states of every step of a linear recurrence"
+    if traits.checkpoints:
+        return "the cpu kernels save no gates of a linear recurrence, which backward could compute again"
+    return missing_kernels()
+
+
+def _run_wholes(request: Request, schedule: str) -> Result:
+    """Run layers of modules that run whole sequences, in the dtype of their parameters."""
+    if forward_ad._current_level >= 0 and has_tangent(request.tensors()):
+        return reference.BACKEND.run(request, schedule)
+    leave_lost_threads()
+    with torch.autocast("cpu", enabled=False):
+        return run_layers(check(request), partial(run_directions, run=_run_whole))
+
+
+def _run_whole(
+    layer: Request, module: Any, state: tuple[Tensor, ...], reverse: bool
+) -> DirectionResult:
+    dtype = next(module.parameters()).dtype
+    values = layer.values.to(dtype)
+    offsets = layer.offsets
+    if not reverse:
+        return DirectionResult(*module.run_whole(values, offsets, state))
+    output, final = module.run_whole(segments.reverse(values, offsets), offsets, state)
+    return DirectionResult(segments.reverse(output, offsets), final)
 
 
 def _run_layer(request: Request) -> Result:

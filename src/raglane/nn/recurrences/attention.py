@@ -67,8 +67,10 @@ def linear_attention(
     Sequences of any lengths run without padding, also those of length 0, and never read each other.
     On a CPU, in float32, float64 and bfloat16, a kernel runs forward and backward. It saves the
     states of every 32nd step, and a sequence has the same bits as a whole, in pieces that pass
-    their states on, and in any batch. Elsewhere the steps run in plain torch, also for second
-    derivatives and within the transformations of :mod:`torch.func`.
+    their states on, and in any batch. For second derivatives and within the transformations of
+    :mod:`torch.func` the steps run in plain torch. On other devices they run in plain torch by
+    chunks of 32 steps, side by side, which neither wait for the device nor loop over time, and save
+    the states of every step for backward.
 
     Args:
         q: queries, ``(N, G, K)``, of a floating-point dtype; each of the G heads serves H / G

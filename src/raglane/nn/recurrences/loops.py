@@ -9,16 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from raglane._utils.tracing import index_arithmetic
 from raglane.packing.layouts import inverse, packed_layout
+from raglane.segments import like_rows
 
 States = tuple[Tensor, ...]
 Step = Callable[[list[Tensor | None], States], tuple[Tensor, States]]
+
+
+class Steps(NamedTuple):
+    """A recurrence by its steps."""
+
+    step: Step
+    elements: list[Tensor | None]
+    starts: States
+    # The output of a batch without elements.
+    empty: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,27 +49,17 @@ def _order_of(offsets: Tensor) -> _Order:
     return _Order(index, inverse(index), sizes.tolist(), order, inverse(order))
 
 
-def _run(
-    step: Step,
-    elements: list[Tensor | None],
-    states: States,
-    offsets: Tensor,
-    resets: Tensor | None,
-    empty: Tensor,
-) -> tuple[Tensor, States]:
-    """Return the outputs of all elements and the final states.
-
-    ``empty`` is the output of a batch without elements.
-    """
+def _run(steps: Steps, offsets: Tensor, resets: Tensor | None) -> tuple[Tensor, States]:
+    """Return the outputs of all elements and the final states."""
     at = _order_of(offsets)
     parts = [
         [None] * len(at.sizes)
         if each is None
         else torch.split(each.index_select(0, at.index), at.sizes)
-        for each in (*elements, resets)
+        for each in (*steps.elements, resets)
     ]
-    states = tuple([state.index_select(0, at.order) for state in states])
-    outputs = [empty]
+    states = tuple([state.index_select(0, at.order) for state in steps.starts])
+    outputs = [steps.empty]
     ended: list[list[Tensor]] = [[] for _ in states]
     for number, rows in enumerate(at.sizes):
         for done, state in zip(ended, states, strict=True):
@@ -66,8 +67,8 @@ def _run(
         states = tuple([state[:rows] for state in states])
         *current, reset = [each[number] for each in parts]
         if reset is not None:
-            states = tuple([state.masked_fill(_like(reset, state), 0.0) for state in states])
-        output, states = step(current, states)
+            states = restarted(states, reset)
+        output, states = steps.step(current, states)
         outputs.append(output)
     finals = [
         torch.cat([state, *done[::-1]]).index_select(0, at.places)
@@ -76,45 +77,66 @@ def _run(
     return torch.cat(outputs).index_select(0, at.back), tuple(finals)
 
 
-def _like(per_row: Tensor, rows: Tensor) -> Tensor:
-    """Return one number per row with as many dimensions as the rows."""
-    return per_row.view(-1, *[1] * (rows.dim() - 1))
+def restarted(states: States, resets: Tensor) -> States:
+    """Return states that are zeros where there is a reset."""
+    return tuple([state.masked_fill(like_rows(resets, state), 0.0) for state in states])
 
 
-def selective_loop(
-    tensors: tuple[Any, ...],
-    offsets: Tensor,
-    resets: Tensor | None,
-    softplus: bool,
-    least: float,
-    most: float,
+def selective_step(
+    elements: list[Any], rates: Tensor, skip: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the output ``(N, E)`` and the final state ``(B, E, S)`` of a selective scan.
+    """Return the output ``(R, E)`` of one step of a selective scan, and the state after it.
+
+    ``elements``: x, the step sizes, B and C, ``(R, ...)``.
+    """
+    x_t, d_t, in_t, out_t = elements
+    x_t = x_t.to(rates.dtype)
+    channels, size = rates.shape
+    groups = in_t.shape[1]
+    of_groups = (state.shape[0], groups, channels // groups, size)
+    in_t, out_t = [rows.to(rates.dtype).unsqueeze(2) for rows in (in_t, out_t)]
+    decay = (d_t.unsqueeze(2) * rates).exp()
+    written = ((d_t * x_t).unsqueeze(2).view(*of_groups[:3], 1) * in_t).view(state.shape)
+    state = decay * state + written
+    y = (state.view(of_groups) * out_t).sum(3).flatten(1)
+    return y if skip is None else y + skip * x_t, state
+
+
+def selective_steps(
+    tensors: tuple[Any, ...], offsets: Tensor, softplus: bool, least: float, most: float
+) -> Steps:
+    """Return the steps of a selective scan, whose elements are x, the step sizes, B and C.
 
     ``tensors``: x, dt, A, B, C, D, dt_bias and the initial state.
     """
     x, dt, rates, inputs, outputs, skip, dt_bias, initial = tensors
     channels, size = rates.shape
-    each = channels // inputs.shape[1]
-    delta = dt.to(rates.dtype)
-    delta = delta if dt_bias is None else delta + dt_bias
-    # Unlike torch's softplus, which is the identity above 20.
-    delta = torch.logaddexp(delta, torch.zeros_like(delta)) if softplus else delta
-    delta = delta.clamp(least, most)
+    delta = step_sizes(dt.to(rates.dtype), dt_bias, softplus, least, most)
 
     def step(elements: list[Any], states: States) -> tuple[Tensor, States]:
-        x_t, d_t, in_t, out_t = elements
-        in_t, out_t = [rows.to(rates.dtype).repeat_interleave(each, 1) for rows in (in_t, out_t)]
-        x_t = x_t.to(rates.dtype)
-        decay = (d_t.unsqueeze(2) * rates).exp()
-        state = decay * states[0] + (d_t * x_t).unsqueeze(2) * in_t
-        y = (state * out_t).sum(2)
-        return y if skip is None else y + skip * x_t, (state,)
+        y, state = selective_step(elements, rates, skip, states[0])
+        return y, (state,)
 
     start = rates.new_zeros(offsets.shape[0] - 1, channels, size) if initial is None else initial
-    nothing = delta.new_empty(0, channels)
-    output, (final,) = _run(step, [x, delta, inputs, outputs], (start,), offsets, resets, nothing)
-    return output.to(x.dtype), final
+    return Steps(step, [x, delta, inputs, outputs], (start,), delta.new_empty(0, channels))
+
+
+def selective_loop(
+    tensors: tuple[Any, ...], offsets: Tensor, resets: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor]:
+    """Return the output ``(N, E)`` and the final state ``(B, E, S)`` of a selective scan."""
+    output, (final,) = _run(selective_steps(tensors, offsets, *options), offsets, resets)
+    return output.to(tensors[0].dtype), final
+
+
+def step_sizes(
+    dt: Tensor, bias: Tensor | None, softplus: bool, least: float, most: float
+) -> Tensor:
+    """Return the step sizes of a selective scan."""
+    delta = dt if bias is None else dt + bias
+    # Unlike torch's softplus, which is the identity above 20.
+    delta = torch.logaddexp(delta, torch.zeros_like(delta)) if softplus else delta
+    return delta.clamp(least, most)
 
 
 def highest_exponent(dtype: torch.dtype) -> float:
@@ -122,56 +144,66 @@ def highest_exponent(dtype: torch.dtype) -> float:
     return math.log(torch.finfo(dtype).max) - 1
 
 
-def attention_loop(
-    tensors: tuple[Any, ...],
-    offsets: Tensor,
-    resets: Tensor | None,
-    scale: float,
-    delta: bool,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the output ``(N, H, V)`` of linear attention, and the final states.
+def attention_step(
+    elements: list[Any], states: States, scale: float, delta: bool, eps: float
+) -> tuple[Tensor, States]:
+    """Return the output ``(R, H, V)`` of one step of linear attention, and the states after it.
+
+    ``elements``: q, k, v, log_decay, gain and log_gain, ``(R, ...)``, or None.
+    """
+    q_t, k_t, v_t, log_a, g, log_g = elements
+    state, *rest = states
+    q_t, k_t = [_per_head(rows.to(state.dtype), v_t.shape[1]) for rows in (q_t, k_t)]
+    v_t = v_t.to(state.dtype)
+    floor = None
+    if log_g is not None:
+        before = rest[1] if log_a is None else log_a + rest[1]
+        level = torch.maximum(before, log_g)
+        finite = level.masked_fill(level == -math.inf, 0.0)
+        log_a = before - finite
+        g = (log_g - finite).exp()
+        floor = (-level).clamp(max=highest_exponent(state.dtype)).exp()
+    decayed = state
+    if log_a is not None:
+        decay = log_a.exp()
+        decay = decay.unsqueeze(2) if decay.dim() == 2 else decay
+        decayed = decay.unsqueeze(3) * state
+    written = v_t
+    if delta:
+        written = v_t - (decayed * k_t.unsqueeze(3)).sum(2)
+    written = written if g is None else g.unsqueeze(2) * written
+    state = decayed + k_t.unsqueeze(3) * written.unsqueeze(2)
+    output = scale * (state * q_t.unsqueeze(3)).sum(2)
+    if floor is None:
+        return output, (state,)
+    total = decay * rest[0] + g.unsqueeze(2) * k_t
+    read = scale * (total * q_t).sum(2)
+    output = output / (torch.maximum(read.abs(), floor) + eps).unsqueeze(2)
+    return output, (state, total, level)
+
+
+def _per_head(rows: Tensor, heads: int) -> Tensor:
+    """Return ``(R, H, K)`` of groups ``(R, G, K)``, each of consecutive heads."""
+    groups = rows.shape[1]
+    return rows.unsqueeze(2).expand(-1, -1, heads // groups, -1).flatten(1, 2)
+
+
+def attention_steps(
+    tensors: tuple[Any, ...], offsets: Tensor, scale: float, delta: bool, eps: float
+) -> Steps:
+    """Return the steps of linear attention, whose elements are the first six tensors.
 
     ``tensors``: q, k, v, log_decay, gain, log_gain, and the initial state, normaliser and
-    stabiliser. The last two final states are empty without log_gain.
+    stabiliser.
     """
     q, k, v, log_decay, gain, log_gain, initial, normaliser, stabiliser = tensors
     heads, width = v.shape[1:]
     size = q.shape[2]
-    each = heads // q.shape[1]
     sums = torch.promote_types(v.dtype, torch.float32)
     count = offsets.shape[0] - 1
 
     def step(elements: list[Any], states: States) -> tuple[Tensor, States]:
-        q_t, k_t, v_t, log_a, g, log_g = elements
-        q_t, k_t = [rows.to(sums).repeat_interleave(each, 1) for rows in (q_t, k_t)]
-        v_t = v_t.to(sums)
-        state, *rest = states
-        floor = None
-        if log_g is not None:
-            before = rest[1] if log_a is None else log_a + rest[1]
-            level = torch.maximum(before, log_g)
-            finite = level.masked_fill(level == -math.inf, 0.0)
-            log_a = before - finite
-            g = (log_g - finite).exp()
-            floor = (-level).clamp(max=highest_exponent(sums)).exp()
-        decayed = state
-        if log_a is not None:
-            decay = log_a.exp()
-            decay = decay.unsqueeze(2) if decay.dim() == 2 else decay
-            decayed = decay.unsqueeze(3) * state
-        written = v_t
-        if delta:
-            written = v_t - (decayed * k_t.unsqueeze(3)).sum(2)
-        written = written if g is None else g.unsqueeze(2) * written
-        state = decayed + k_t.unsqueeze(3) * written.unsqueeze(2)
-        output = scale * (state * q_t.unsqueeze(3)).sum(2)
-        if floor is None:
-            return output, (state,)
-        total = decay * rest[0] + g.unsqueeze(2) * k_t
-        read = scale * (total * q_t).sum(2)
-        output = output / (torch.maximum(read.abs(), floor) + eps).unsqueeze(2)
-        return output, (state, total, level)
+        return attention_step(elements, states, scale, delta, eps)
 
     shapes = [(count, heads, size, width), (count, heads, size), (count, heads)]
     initials = (initial, normaliser, stabiliser)[: 1 if log_gain is None else 3]
@@ -182,7 +214,23 @@ def attention_loop(
         ]
     )
     nothing = v.new_empty((0, heads, width), dtype=sums)
-    elements = [q, k, v, log_decay, gain, log_gain]
-    output, finals = _run(step, elements, starts, offsets, resets, nothing)
-    none = v.new_empty(0, dtype=sums)
-    return output.to(v.dtype), *(*finals, none, none)[:3]
+    return Steps(step, [q, k, v, log_decay, gain, log_gain], starts, nothing)
+
+
+def attention_loop(
+    tensors: tuple[Any, ...], offsets: Tensor, resets: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the output ``(N, H, V)`` of linear attention, and the final states; the last two are
+    empty without log_gain.
+    """
+    output, finals = _run(attention_steps(tensors, offsets, *options), offsets, resets)
+    return attention_results(tensors[2], output, finals)
+
+
+def attention_results(
+    v: Tensor, output: Tensor, finals: States
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return an output in the dtype of ``v``, and three states."""
+    none = output.new_empty(0)
+    state, normaliser, stabiliser = (*finals, none, none)[:3]
+    return output.to(v.dtype), state, normaliser, stabiliser

@@ -1,7 +1,7 @@
 """Linear recurrences as operators of torch, forward and backward, on the kernels for CPUs.
 
-The kernels compute first derivatives. Higher ones, the transformations of :mod:`torch.func`, other
-devices and dtypes run the loops in plain torch.
+The kernels compute first derivatives. Higher ones, the transformations of :mod:`torch.func` and
+other dtypes run the loops in plain torch, and other devices run chunks.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from raglane._utils.operators import operator
 from raglane._utils.tracing import are_transformed, has_tangent, records_operators
 from raglane.kernels.cpu.recurrences import ATTENTION, SELECTIVE_SCAN, Recurrence, Tensors, sums_of
 from raglane.native.library import DTYPES, missing_kernels
+from raglane.nn.recurrences.chunks import attention_chunks, selective_chunks
 from raglane.nn.recurrences.loops import attention_loop, selective_loop
 
 Loop = Callable[..., tuple[Tensor, ...]]
@@ -28,10 +29,11 @@ class Operator:
     """
 
     def __init__(
-        self, name: str, kernel: Recurrence, loop: Loop, optional: str, options: str
+        self, name: str, kernel: Recurrence, loop: Loop, chunks: Loop, optional: str, options: str
     ) -> None:
         self._kernel = kernel
         self._loop = loop
+        self._chunks = chunks
         self._options = len(options.split(","))
         tensors = ", ".join(
             f"Tensor{'?' if tensor in optional.split() else ''} {tensor}"
@@ -58,7 +60,9 @@ class Operator:
         """Return the results of the recurrence."""
         kernel = self._kernel
         values = tensors[0]
-        is_supported = values.is_cpu and values.dtype in DTYPES and missing_kernels() is None
+        if not values.is_cpu:
+            return self._chunks(tensors, offsets, resets, *options)
+        is_supported = values.dtype in DTYPES and missing_kernels() is None
         if not is_supported or has_tangent(tensors) or are_transformed(tensors):
             return self._loop(tensors, offsets, resets, *options)
         count = len(kernel.results)
@@ -200,6 +204,7 @@ scan_selectively = Operator(
     "selective_scan",
     SELECTIVE_SCAN,
     selective_loop,
+    selective_chunks,
     "D dt_bias initial",
     "bool softplus, float least_dt, float most_dt",
 )
@@ -207,6 +212,7 @@ attend = Operator(
     "linear_attention",
     ATTENTION,
     attention_loop,
+    attention_chunks,
     "log_decay gain log_gain initial initial_normaliser initial_stabiliser",
     "float scale, bool delta, float eps",
 )

@@ -274,9 +274,8 @@ def _spec_of(module: Any) -> CellSpec:
             initial = module.initial_state(1)
         sizes = tuple(state.shape[1] for state in _states_of(module, 1))
         is_tuple = not isinstance(initial, Tensor)
-    return ModuleCell(
-        module, output_size=_output_size(module), state_sizes=sizes, is_tuple=is_tuple
-    )
+    kind = getattr(module, "cell_type", ModuleCell)
+    return kind(module, output_size=_output_size(module), state_sizes=sizes, is_tuple=is_tuple)
 
 
 def _output_size(module: Any) -> int:

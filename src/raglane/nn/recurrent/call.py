@@ -19,6 +19,7 @@ from raglane._utils.tracing import (
     records_operators,
     refuse_jit_trace,
 )
+from raglane.cells.module import ModuleCell
 from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, RaglaneError, ShapeError
 from raglane.kernels import dispatch, program, reference
@@ -132,7 +133,8 @@ def _make_plan(
     directions = 2 if layer.bidirectional else 1
     # With several layers no backend call validates all of hx, and masks are drawn in the input's
     # shape.
-    checks_late = is_cpu and layer.num_layers == 1 and not regularises
+    is_module = isinstance(cell, ModuleCell)
+    checks_late = is_cpu and layer.num_layers == 1 and not (regularises or is_module)
     has_more_parts = checkpoints or has_own_initial or torch.is_autocast_enabled("cpu")
     kernel = None
     if checks_late and not has_more_parts and not is_jit_traced():

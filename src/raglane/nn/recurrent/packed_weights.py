@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from raglane._utils.checks import check_model
+from raglane.cells.module import ModuleCell
 from raglane.errors import ArgumentError, DispatchError
 from raglane.kernels.contract import Traits
 from raglane.kernels.cpu.layer import layer_of
@@ -141,6 +142,8 @@ def _pack(layer: Stack, dtype: torch.dtype | None) -> str | None:
         return str(refused)
     if backend != "cpu":
         return f"the backend {backend} runs it"
+    if isinstance(layer.cell, ModuleCell):
+        return f"a {type(layer).__name__} packs no weights"
     tensors = _tensors(weights)
     again = _tensors(layer._weights())
     if any(first is not second for first, second in zip(tensors, again, strict=True)):

@@ -1,0 +1,180 @@
+"""The base of blocks, which are cells, and of their layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from raglane._utils.checks import check_count, check_dtype, check_number
+from raglane.cells.module import WholeCell
+from raglane.errors import ArgumentError
+from raglane.nn.mixers.ways import STEPS, Way, Whole
+from raglane.nn.recurrent.any_cell import Recurrent
+from raglane.nn.recurrent.stack import Options
+
+States = tuple[Tensor, ...]
+
+
+class LayerOptions(Options, total=False):
+    """The keyword arguments that all layers of blocks have."""
+
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+
+
+class Placed(TypedDict):
+    """Where the parameters of a block are, and their dtype."""
+
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
+class Block(nn.Module):
+    """A cell of projections, a convolution and a linear recurrence.
+
+    ``state_sizes`` are those of its states. With ``residual``, a block adds its input to its output,
+    and reads it divided by its root mean square.
+    """
+
+    cell_type = WholeCell
+
+    def __init__(self, input_size: int, hidden_size: int, state_sizes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.input_size = input_size
+        self.hidden_size = hidden_size
+        self.state_sizes = state_sizes
+        self.residual_norm: nn.RMSNorm | None = None
+
+    def mix(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
+        """Return the output of rows ``(R, input_size)``, and the states after them."""
+        raise NotImplementedError
+
+    def _initialise(self) -> None:
+        """Initialise the parameters that no inner module has."""
+
+    def reset_parameters(self) -> None:
+        """Initialise all parameters as the reference implementation does."""
+        for module in self.children():
+            reset: Any = module.reset_parameters
+            reset()
+        with torch.no_grad():
+            self._initialise()
+
+    def renamed(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the parameters of a checkpoint with the names and the order of this block."""
+        return parts
+
+    def initial_state(self, count: int) -> States:
+        """Return zeros."""
+        like = next(self.parameters())
+        return tuple([like.new_zeros(count, size) for size in self.state_sizes])
+
+    def step(self, x: Tensor, state: States) -> tuple[Tensor, States]:
+        """Run one step of each sequence in plain torch."""
+        return self._mixed(x, state, STEPS)
+
+    def run_whole(self, values: Tensor, offsets: Tensor, states: States) -> tuple[Tensor, States]:
+        """Run whole sequences, and return their outputs and final states."""
+        return self._mixed(values, states, Whole(offsets, values.shape[0]))
+
+    def _mixed(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
+        norm = self.residual_norm
+        if norm is None:
+            return self.mix(x, states, way)
+        output, states = self.mix(way.normed(x, norm.weight, norm.eps or 0.0), states, way)
+        return x + output, states
+
+
+class BlockLayer(Recurrent):
+    """A layer of blocks. The parameters of a single one have the names of the block."""
+
+    def __init__(
+        self,
+        make: Callable[..., Block],
+        input_size: int,
+        hidden_size: int,
+        num_layers: int,
+        placed: Placed,
+        **options: Unpack[LayerOptions],
+    ) -> None:
+        check_dtype(placed["dtype"])
+        directions = 2 if options.get("bidirectional") else 1
+        blocks: list[Block] = []
+
+        def block(width: int, size: int) -> Block:
+            blocks.append(make(width, size, **placed))
+            if len(blocks) > directions and width == size:
+                blocks[-1].residual_norm = nn.RMSNorm(size, 1e-5, **placed)
+            return blocks[-1]
+
+        super().__init__(block, input_size, hidden_size, num_layers, **options)
+        hook: Any = self.register_load_state_dict_pre_hook
+        hook(_rename)
+        if len(blocks) == 1:
+            self._adopt()
+
+    def _adopt(self) -> None:
+        """Make the parameters and modules of the only block those of the layer."""
+        cells: Any = self._modules.pop("cells")
+        vars(self)["cells"] = cells
+        # One dictionary for both, so that what is replaced in the layer is replaced in the block.
+        for kind in ("_parameters", "_modules"):
+            both = {**vars(cells[0])[kind], **vars(self)[kind]}
+            vars(self)[kind] = both
+            vars(cells[0])[kind] = both
+
+    def reset_parameters(self) -> None:
+        """Initialise the blocks as the reference implementation does, and learned initial states
+        with zeros.
+        """
+        for name, parameter in self._parameters.items():
+            if name.startswith("initial_") and parameter is not None:
+                nn.init.zeros_(parameter)
+        for cell in self.cells:
+            block: Any = cell
+            block.reset_parameters()
+
+
+def _rename(layer: Any, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Give the parameters of a checkpoint the names that a layer has."""
+    for index, cell in enumerate(layer.cells):
+        start = f"{prefix}cells.{index}." if "cells" in layer._modules else prefix
+        names = [name for name in state if name.startswith(start)]
+        parts = {name.removeprefix(start): state.pop(name) for name in names}
+        state.update({start + name: tensor for name, tensor in cell.renamed(parts).items()})
+
+
+def head_size(width: int, most: int) -> int:
+    """Return the largest divisor of a width up to a number."""
+    return next(size for size in range(min(width, most), 0, -1) if width % size == 0)
+
+
+def check_divides(name: str, count: int, whose: str, total: int) -> int:
+    """Return a number of heads or groups, which must divide a size."""
+    if total % check_count(name, count):
+        rule = f"a divisor of {whose} = {total}"
+        raise ArgumentError(name, str(count), rule, "pass such a number")
+    return count
+
+
+def check_eps(eps: float) -> float:
+    """Return a number that is added to a mean square."""
+    return check_number("eps", eps, "finite and at least 0", lambda number: 0 <= number < math.inf)
+
+
+def convolution(channels: int, size: int, bias: bool, placed: Placed) -> nn.Conv1d:
+    """Return the parameters of a convolution of each channel, with torch's names."""
+    return nn.Conv1d(channels, channels, size, groups=channels, bias=bias, **placed)
+
+
+def draw_step_bias(bias: Tensor, least: float = 1e-3, most: float = 0.1) -> None:
+    """Fill a bias whose softplus is a step size, drawn as a logarithm between two numbers."""
+    sizes = torch.empty_like(bias, dtype=torch.float32)
+    sizes.uniform_().mul_(math.log(most / least)).exp_().mul_(least)
+    sizes.clamp_(min=1e-4)
+    bias.copy_(sizes + (-torch.expm1(-sizes)).log())

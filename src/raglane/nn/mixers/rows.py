@@ -1,0 +1,256 @@
+"""Functions of rows whose bits depend on no other row, and their gradients on no thread.
+
+Torch computes the last numbers of an array, which do not fill a vector, differently in its sigmoid
+and softplus, and divides products and sums by their sizes. Its ``exp``, ``tanh``, ``log1p``, square
+roots and sums of a row do not depend on places.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane import segments
+from raglane._utils.tracing import are_transformed, has_tangent, records_operators
+from raglane.kernels.cpu.programs import outer_products, times
+from raglane.native.library import DTYPES, missing_kernels
+from raglane.segments.indexing import place_rows, take_rows
+
+
+def _is_recorded(*parts: Tensor | None) -> bool:
+    """Return True if torch's own operators are needed."""
+    tensors = [part for part in parts if part is not None]
+    return records_operators() or are_transformed(tensors) or has_tangent(tensors)
+
+
+def _has_kernel(rows: Tensor) -> bool:
+    return rows.is_cpu and rows.dtype in DTYPES and rows.numel() > 0 and missing_kernels() is None
+
+
+def _wide(rows: Tensor) -> Tensor:
+    return rows.to(torch.promote_types(rows.dtype, torch.float32)).contiguous()
+
+
+def _by_torch(rows: Tensor, weight: Tensor) -> Tensor:
+    if weight.shape[0] == 1:
+        return F.linear(rows, weight[0])
+    columns = rows.unflatten(1, (weight.shape[0], -1)).transpose(0, 1)
+    return torch.bmm(columns, weight.transpose(1, 2)).transpose(0, 1).flatten(1)
+
+
+def _times(rows: Tensor, weight: Tensor) -> Tensor:
+    if not _has_kernel(rows):
+        return _by_torch(rows, weight)
+    return times(_wide(rows), _wide(weight)).to(rows.dtype)
+
+
+def _outer(left: Tensor, right: Tensor, groups: int) -> Tensor:
+    """Return the sums over the elements of products of rows, ``(G, M, D)``."""
+    if not torch.is_grad_enabled() and _has_kernel(left):
+        products, _ = outer_products(_wide(left), _wide(right), groups=groups)
+        if products is not None:
+            return products.to(left.dtype)
+    columns = [each.unflatten(1, (groups, -1)).transpose(0, 1) for each in (left, right)]
+    return torch.bmm(columns[0].transpose(1, 2), columns[1])
+
+
+def _column_sums(rows: Tensor) -> Tensor:
+    if torch.is_grad_enabled() or not _has_kernel(rows):
+        return rows.sum(0)
+    _, sums = outer_products(_wide(rows), None, sums=True)
+    return rows.sum(0) if sums is None else sums.to(rows.dtype)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        output = _times(rows, weight)
+        return output if bias is None else output.add_(bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight = ctx.saved_tensors
+        needs_rows, needs_weight, needs_bias = ctx.needs_input_grad
+        multiply = _by_torch if torch.is_grad_enabled() else _times
+        of_rows = multiply(grad, weight.transpose(1, 2)) if needs_rows else None
+        of_weight = _outer(grad, rows, weight.shape[0]) if needs_weight else None
+        return of_rows, of_weight, _column_sums(grad) if needs_bias else None
+
+
+def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return ``rows @ weight.T + bias`` for ``(N, D)``, ``(M, D)`` and ``(M,)``.
+
+    A weight ``(G, M, D)`` multiplies G groups of D columns, each with a matrix of its own.
+    """
+    weight = weight if weight.dim() == 3 else weight.unsqueeze(0)
+    if rows.dtype is not weight.dtype or _is_recorded(rows, weight, bias):
+        output = _by_torch(rows, weight)
+        return output if bias is None else output + bias
+    result: Tensor = _Product.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, factors: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, factors)
+        return rows * factors
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        rows, factors = ctx.saved_tensors
+        return grad * factors, _column_sums(grad * rows)
+
+
+def scaled(rows: Tensor, factors: Tensor) -> Tensor:
+    """Return ``rows * factors`` for ``(N, E)`` and ``(E,)``."""
+    if _is_recorded(rows, factors):
+        return rows * factors
+    result: Tensor = _Scaled.apply(rows, factors)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Shifted(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, rows: Tensor, terms: Tensor) -> Tensor:
+        return rows + terms
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, _column_sums(grad)
+
+
+def shifted(rows: Tensor, terms: Tensor) -> Tensor:
+    """Return ``rows + terms`` for ``(N, E)`` and ``(E,)``."""
+    if _is_recorded(rows, terms):
+        return rows + terms
+    result: Tensor = _Shifted.apply(rows, terms)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Sigmoid(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        result = rows.neg().exp_().add_(1).reciprocal_()
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (result,) = ctx.saved_tensors
+        return grad * (result - result * result)
+
+
+def sigmoid(rows: Tensor) -> Tensor:
+    """Return the sigmoid of numbers."""
+    if _is_recorded(rows):
+        return torch.sigmoid(rows)
+    result: Tensor = _Sigmoid.apply(rows)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Softplus(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        return rows.abs().neg_().exp_().log1p_().add_(rows.clamp(min=0))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (rows,) = ctx.saved_tensors
+        return grad * sigmoid(rows)
+
+
+def softplus(rows: Tensor) -> Tensor:
+    """Return ``log(1 + exp(rows))``; unlike torch's, it is not the identity above 20."""
+    if _is_recorded(rows):
+        return torch.logaddexp(rows, torch.zeros_like(rows))
+    result: Tensor = _Softplus.apply(rows)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _BoundedRoot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, squares: Tensor) -> Tensor:
+        ctx.save_for_backward(squares)
+        return squares.sqrt()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (squares,) = ctx.saved_tensors
+        return grad / (4 * squares).clamp(min=1e-6).sqrt()
+
+
+def bounded_root(squares: Tensor) -> Tensor:
+    """Return square roots, whose derivative is at most 1,000."""
+    if _is_recorded(squares):
+        return squares.sqrt()
+    result: Tensor = _BoundedRoot.apply(squares)  # type: ignore[no-untyped-call]
+    return result
+
+
+# ---- convolutions --------------------------------------------------------------------------------
+
+
+def _sum_of_later(rows: Tensor, weight: Tensor) -> Tensor:
+    """Return ``(M - K + 1, E)``, sums of K rows, each times its column of ``(E, K)``."""
+    count = rows.shape[0] - weight.shape[1] + 1
+    total = rows[:count] * weight[:, 0]
+    for tap in range(1, weight.shape[1]):
+        total = total + rows[tap : tap + count] * weight[:, tap]
+    return total
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, weight)
+        return _sum_of_later(rows, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        rows, weight = ctx.saved_tensors
+        size = weight.shape[1]
+        count = grad.shape[0]
+        of_rows = _sum_of_later(F.pad(grad, (0, 0, size - 1, size - 1)), weight.flip(1))
+        columns = [_column_sums(grad * rows[tap : tap + count]) for tap in range(size)]
+        return of_rows, torch.stack(columns, 1)
+
+
+def convolve(rows: Tensor, weight: Tensor, state: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Convolve each channel of each sequence with the elements before.
+
+    Args:
+        rows: ``(N, E)``.
+        weight: ``(E, K)``, the last column for the element itself.
+        state: ``(B, (K - 1) * E)``, the elements before each sequence, oldest first.
+        offsets: ``(B + 1,)``.
+
+    Returns:
+        The outputs ``(N, E)``, and the state after each sequence.
+    """
+    total = rows.shape[0]
+    count = offsets.shape[0] - 1
+    reach = weight.shape[1] - 1
+    if not total:
+        return rows, state
+    if not reach:
+        return scaled(rows, weight[:, 0]), state
+    # All elements in one row, each sequence after those of its state.
+    after_states = torch.arange(1, count + 1, device=offsets.device) * reach
+    places = torch.arange(total, device=offsets.device)
+    places = places + segments.repeated(after_states, offsets.diff(), total)
+    window = torch.arange(-reach, 0, device=offsets.device)
+    of_states = ((offsets[:-1] + after_states).unsqueeze(1) + window).flatten()
+    of_finals = ((offsets[1:] + after_states).unsqueeze(1) + window).flatten()
+    elements = torch.cat([rows, state.to(rows.dtype).reshape(count * reach, rows.shape[1])])
+    row = place_rows(elements, torch.cat([places, of_states]), elements.shape[0])
+    convolve_row: Any = _sum_of_later if _is_recorded(row, weight) else _Convolution.apply
+    windows = convolve_row(row, weight)
+    final = take_rows(row, of_finals).reshape(state.shape)
+    # A window across two sequences is no output.
+    return take_rows(windows, places - reach), final.to(state.dtype)

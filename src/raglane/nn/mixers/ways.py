@@ -1,0 +1,231 @@
+"""The ways in which a block computes rows: whole sequences on the kernels, or one step of each in
+plain torch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from raglane import segments
+from raglane.nn.mixers import rows
+from raglane.nn.recurrences.loops import attention_step, selective_step, step_sizes
+from raglane.nn.recurrences.operators import attend, scan_selectively
+
+Limits = tuple[float, float]
+
+
+class Scan(NamedTuple):
+    """The arguments of a selective scan; see :func:`raglane.nn.selective_scan`."""
+
+    x: Tensor
+    dt: Tensor
+    A: Tensor
+    B: Tensor
+    C: Tensor
+    D: Tensor | None = None
+    dt_bias: Tensor | None = None
+    softplus: bool = False
+    limits: Limits = (-torch.inf, torch.inf)
+
+
+class Attention(NamedTuple):
+    """The arguments of linear attention; see :func:`raglane.nn.linear_attention`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    log_decay: Tensor
+    gain: Tensor | None = None
+    log_gain: Tensor | None = None
+    scale: float = 1.0
+    delta: bool = False
+    eps: float = 1e-6
+
+
+def wide(values: Tensor) -> Tensor:
+    """Return numbers in the dtype of sums and states."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+class Way:
+    """How a block computes rows ``(R, ...)``; states are ``(B, size)``."""
+
+    def linear(self, module: nn.Module, values: Tensor) -> Tensor:
+        """Call a linear module."""
+        raise NotImplementedError
+
+    def product(self, values: Tensor, weight: Tensor) -> Tensor:
+        """Return ``values @ weight.T``; a weight ``(G, M, D)`` multiplies groups of columns."""
+        return rows.product(values, weight)
+
+    def convolve(
+        self, values: Tensor, convolution: nn.Conv1d, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Convolve each channel with the elements before; return the outputs and the new state."""
+        raise NotImplementedError
+
+    def scan(self, parts: Scan, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Run a selective scan; return the outputs and the new state."""
+        h = wide(state).reshape(-1, *parts.A.shape)
+        output, final = self._scan(parts, h)
+        return output, final.flatten(1).to(state.dtype)
+
+    def attend(
+        self, parts: Attention, states: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Run linear attention; return the outputs and the new states."""
+        heads = parts.v.shape[1]
+        shape = (heads, parts.k.shape[2], parts.v.shape[2])
+        shapes = (shape, shape[:2], shape[:1])
+        opened = [
+            wide(state).reshape(state.shape[0], *shape)
+            for state, shape in zip(states, shapes, strict=False)
+        ]
+        output, finals = self._attend(parts, tuple(opened))
+        closed = [
+            final.flatten(1).to(state.dtype) for final, state in zip(finals, states, strict=True)
+        ]
+        return output, tuple(closed)
+
+    def _scan(self, parts: Scan, state: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError
+
+    def _attend(
+        self, parts: Attention, states: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        raise NotImplementedError
+
+    def begins(self, has_begun: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``1 - has_begun`` for rows that begin sequences and 0 for others, ``(R, 1)``, and
+        the state ``has_begun`` after them.
+        """
+        raise NotImplementedError
+
+    bounded_root = staticmethod(rows.bounded_root)
+    sigmoid = staticmethod(torch.sigmoid)
+    scaled = staticmethod(torch.mul)
+    shifted = staticmethod(torch.add)
+
+    def softplus(self, values: Tensor) -> Tensor:
+        """Return ``log(1 + exp(values))``."""
+        return step_sizes(values, None, True, -torch.inf, torch.inf)
+
+    def silu(self, values: Tensor) -> Tensor:
+        """Return ``values * sigmoid(values)``."""
+        return values * self.sigmoid(values)
+
+    def gelu(self, values: Tensor) -> Tensor:
+        """Return the Gaussian error linear unit by a hyperbolic tangent."""
+        inner = math.sqrt(2 / math.pi) * (values + 0.044715 * values * values * values)
+        return 0.5 * values * (1 + inner.tanh())
+
+    def normed(self, values: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+        """Divide by the root of the mean square of the last dimension, ``(N, ..., P)``.
+
+        ``weight`` has a number for each column of ``(N, columns)``, or of the last dimension.
+        """
+        exact = wide(values)
+        mean = (exact * exact).mean(-1, keepdim=True)
+        result = (exact / (mean + eps).sqrt()).to(values.dtype)
+        if weight is None:
+            return result
+        columns = result.reshape(-1, weight.shape[0])
+        return self.scaled(columns, weight).view(result.shape)
+
+
+class Steps(Way):
+    """One step of each of R sequences."""
+
+    def linear(self, module: nn.Module, values: Tensor) -> Tensor:
+        """See :class:`Way`."""
+        result: Tensor = module(values)
+        return result
+
+    def convolve(
+        self, values: Tensor, convolution: nn.Conv1d, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`Way`."""
+        window = torch.cat([state.to(values.dtype), values], 1)
+        elements = window.view(values.shape[0], -1, values.shape[1])
+        output = (elements * convolution.weight.squeeze(1).t()).sum(1)
+        output = output if convolution.bias is None else output + convolution.bias
+        return output, window[:, values.shape[1] :]
+
+    def _scan(self, parts: Scan, state: Tensor) -> tuple[Tensor, Tensor]:
+        x, dt, rates, inputs, outputs, skip, bias, softplus, limits = parts
+        delta = step_sizes(wide(dt), bias, softplus, *limits)
+        output, state = selective_step([x, delta, inputs, outputs], rates, skip, state)
+        return output.to(x.dtype), state
+
+    def _attend(
+        self, parts: Attention, states: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        *elements, scale, delta, eps = parts
+        output, states = attention_step(elements, states, scale, delta, eps)
+        return output.to(parts.v.dtype), states
+
+    def begins(self, has_begun: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Way`."""
+        return 1 - has_begun, torch.ones_like(has_begun)
+
+
+STEPS = Steps()
+
+
+class Whole(Way):
+    """All elements of whole sequences, ``(N, ...)``; the bits of a sequence depend on no other."""
+
+    sigmoid = staticmethod(rows.sigmoid)  # type: ignore[assignment]
+    scaled = staticmethod(rows.scaled)  # type: ignore[assignment]
+    shifted = staticmethod(rows.shifted)  # type: ignore[assignment]
+
+    def __init__(self, offsets: Tensor, count: int) -> None:
+        self._offsets = offsets
+        self._count = count
+
+    def linear(self, module: nn.Module, values: Tensor) -> Tensor:
+        """See :class:`Way`."""
+        if type(module) is nn.Linear:
+            return rows.product(values, module.weight, module.bias)
+        result: Tensor = module(values)
+        return result
+
+    def convolve(
+        self, values: Tensor, convolution: nn.Conv1d, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """See :class:`Way`."""
+        weight = convolution.weight.squeeze(1)
+        output, state = rows.convolve(values, weight, state, self._offsets)
+        bias = convolution.bias
+        return output if bias is None else rows.shifted(output, bias), state
+
+    def _scan(self, parts: Scan, state: Tensor) -> tuple[Tensor, Tensor]:
+        *tensors, softplus, limits = parts
+        operands = (*tensors, state)
+        output, final = scan_selectively(operands, self._offsets, None, softplus, *limits)
+        return output, final
+
+    def _attend(
+        self, parts: Attention, states: tuple[Tensor, ...]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        *elements, scale, delta, eps = parts
+        operands = (*elements, *states, *[None] * (3 - len(states)))
+        output, *finals = attend(operands, self._offsets, None, scale, delta, eps)
+        return output, tuple(finals[: len(states)])
+
+    def begins(self, has_begun: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Way`."""
+        has_elements = (self._offsets.diff() > 0).unsqueeze(1)
+        index = segments.segment_ids(self._offsets, self._count)
+        is_first = segments.positions(self._offsets, self._count).unsqueeze(1) == 0
+        fresh = (1 - has_begun).index_select(0, index)
+        after = torch.where(has_elements, torch.ones_like(has_begun), has_begun)
+        return torch.where(is_first, fresh, torch.zeros_like(fresh)), after
+
+    def softplus(self, values: Tensor) -> Tensor:
+        """See :class:`Way`."""
+        return rows.softplus(values)

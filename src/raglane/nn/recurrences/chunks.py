@@ -1,0 +1,287 @@
+"""Linear recurrences in plain torch by chunks of their sequences: for devices other than the CPU.
+
+Nothing reads a length, so no call waits for a device, and the number of operators grows with the
+logarithm of the number of chunks. The steps of all chunks run side by side, twice: from zeros,
+which gives the effect of each chunk on the state before it; and, when these effects have been
+composed, from the state before each chunk, which gives the outputs. Chunks begin at the start of
+their sequence, so results do not depend on the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from raglane._utils.tracing import index_arithmetic
+from raglane.nn.recurrences.loops import (
+    States,
+    Steps,
+    attention_results,
+    attention_steps,
+    restarted,
+    selective_steps,
+)
+from raglane.segments import like_rows
+
+# Steps of a chunk. More make fewer states, and less of the work parallel.
+SIZE = 32
+
+
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """Where the elements of R chunks are, of which the last may be empty."""
+
+    rows: Tensor  # ``(R, SIZE)``, the element of each step
+    is_element: Tensor  # ``(R, SIZE)``
+    sequence: Tensor  # ``(R,)``, the sequence of each chunk
+    number: Tensor  # ``(R,)``, how many chunks of its sequence are before it
+    steps: Tensor  # ``(N,)``, the place of each element in the grid
+    last: Tensor  # ``(B,)``, the last chunk of each sequence
+    is_empty: Tensor  # ``(B,)``
+
+
+@index_arithmetic
+def _grid_of(offsets: Tensor, total: int) -> _Grid:
+    count = offsets.shape[0] - 1
+    chunks = (offsets.diff() + SIZE - 1) // SIZE
+    first = torch.cat([chunks.new_zeros(1), chunks.cumsum(0)])
+    # As many chunks as sequences of any lengths can have.
+    index = torch.arange(total // SIZE + count, device=offsets.device)
+    sequence = (torch.searchsorted(first, index, right=True) - 1).clamp(max=count - 1)
+    number = index - first[sequence]
+    places = (offsets[sequence] + number * SIZE).unsqueeze(1)
+    places = places + torch.arange(SIZE, device=offsets.device)
+    elements = torch.arange(total, device=offsets.device)
+    owner = torch.searchsorted(offsets, elements, right=True) - 1
+    return _Grid(
+        rows=places.clamp(max=total - 1),
+        is_element=places < offsets[sequence + 1].unsqueeze(1),
+        sequence=sequence,
+        number=number,
+        steps=first[owner] * SIZE + elements - offsets[owner],
+        last=(first[1:] - 1).clamp(min=0),
+        is_empty=chunks == 0,
+    )
+
+
+class Diagonal:
+    """The effect of chunks on states that only decay: a factor of each number."""
+
+    before: tuple[float, ...] = (0.0,)
+    factor_before = 0.0
+
+    def after(self, factor: Tensor, states: States, local: States) -> States:
+        """Return the states after chunks, of those before and what the chunks add."""
+        return (factor * states[0] + local[0],)
+
+    def composed(self, earlier: Tensor, later: Tensor) -> Tensor:
+        """Return the effect of two chunks, one after the other."""
+        return later * earlier
+
+
+class Matrix(Diagonal):
+    """The effect of the delta rule: a matrix for each head."""
+
+    def after(self, factor: Tensor, states: States, local: States) -> States:
+        """Return the states after chunks, of those before and what the chunks add."""
+        return (factor @ states[0] + local[0],)
+
+    def composed(self, earlier: Tensor, later: Tensor) -> Tensor:
+        """Return the effect of two chunks, one after the other."""
+        return later @ earlier
+
+
+class Stabilised(Diagonal):
+    """The effect of mLSTM: the logarithm of the decay of each head."""
+
+    before = (0.0, 0.0, -math.inf)
+    factor_before = -math.inf
+
+    def after(self, factor: Tensor, states: States, local: States) -> States:
+        """Return the states after chunks, of those before and what the chunks add."""
+        level = torch.maximum(factor + states[2], local[2])
+        finite = level.masked_fill(level == -math.inf, 0.0)
+        keeps = (factor + states[2] - finite).exp().unsqueeze(2)
+        adds = (local[2] - finite).exp().unsqueeze(2)
+        state = keeps.unsqueeze(3) * states[0] + adds.unsqueeze(3) * local[0]
+        return state, keeps * states[1] + adds * local[1], level
+
+    def composed(self, earlier: Tensor, later: Tensor) -> Tensor:
+        """Return the effect of two chunks, one after the other."""
+        return later + earlier
+
+
+class _Chunks:
+    """The steps of all chunks of a batch, side by side."""
+
+    def __init__(self, steps: Steps, offsets: Tensor, resets: Tensor | None, total: int) -> None:
+        self.grid = _grid_of(offsets, total)
+        self.step = steps.step
+        self.starts = steps.starts
+        self.columns = [None if each is None else self._gathered(each) for each in steps.elements]
+        self.resets = None if resets is None else self._gathered(resets)
+
+    def _gathered(self, elements: Tensor) -> Tensor:
+        """Return elements ``(R, SIZE, ...)``, zeros after the end of a chunk."""
+        rows = elements.index_select(0, self.grid.rows.view(-1))
+        rows = rows.masked_fill(~like_rows(self.grid.is_element.view(-1), rows), 0)
+        return rows.view(-1, SIZE, *elements.shape[1:])
+
+    def has_reset(self) -> Tensor:
+        """Return True for chunks with a reset, ``(R,)``."""
+        if self.resets is None:
+            return torch.zeros_like(self.grid.number, dtype=torch.bool)
+        return self.resets.any(1)
+
+    def run(self, columns: list[Tensor | None], states: States) -> tuple[list[Tensor], States]:
+        """Run all steps from a state for each chunk; return their outputs and the states after."""
+        outputs = []
+        for number in range(SIZE):
+            current = [None if each is None else each[:, number] for each in columns]
+            if self.resets is not None:
+                states = restarted(states, self.resets[:, number])
+            output, after = self.step(current, states)
+            outputs.append(output)
+            is_element = self.grid.is_element[:, number]
+            states = tuple(
+                [
+                    torch.where(like_rows(is_element, new), new, old)
+                    for new, old in zip(after, states, strict=True)
+                ]
+            )
+        return outputs, states
+
+    def blank(self, values: tuple[float, ...]) -> States:
+        """Return a state for each chunk, filled with a value each."""
+        rows = self.grid.number.shape[0]
+        return tuple(
+            [
+                start.new_full((rows, *start.shape[1:]), value)
+                for start, value in zip(self.starts, values, strict=True)
+            ]
+        )
+
+
+def _run(chunks: _Chunks, kind: Diagonal, factor: Tensor, local: States) -> tuple[Tensor, States]:
+    """Return the outputs of all elements and the final states, of the effects of all chunks."""
+    grid = chunks.grid
+    is_first = grid.number == 0
+    keeps = ~chunks.has_reset()
+    factor = _chosen(keeps, factor, kind.factor_before)
+    starts = tuple([start.index_select(0, grid.sequence) for start in chunks.starts])
+    entering = _visible(is_first & keeps, starts, kind)
+    done = kind.after(factor, entering, local)
+    distance = 1
+    while distance < grid.number.shape[0]:
+        reads = keeps & (grid.number >= distance)
+        earlier = _visible(reads, tuple([_shifted(state, distance) for state in done]), kind)
+        done = kind.after(factor, earlier, done)
+        before = _chosen(reads, _shifted(factor, distance), kind.factor_before)
+        factor = kind.composed(before, factor)
+        keeps = reads & _shifted(keeps, distance)
+        distance *= 2
+    entering = tuple(
+        [
+            torch.where(like_rows(is_first, start), start, _shifted(state, 1))
+            for start, state in zip(starts, done, strict=True)
+        ]
+    )
+    outputs, after = chunks.run(chunks.columns, entering)
+    rows = torch.stack(outputs, 1).flatten(0, 1).index_select(0, grid.steps)
+    finals = [
+        torch.where(like_rows(grid.is_empty, start), start, state.index_select(0, grid.last))
+        for start, state in zip(chunks.starts, after, strict=True)
+    ]
+    return rows, tuple(finals)
+
+
+def _shifted(rows: Tensor, distance: int) -> Tensor:
+    return torch.cat([rows[:distance], rows[:-distance]])
+
+
+def _chosen(chosen: Tensor, rows: Tensor, value: float) -> Tensor:
+    return rows.masked_fill(~like_rows(chosen, rows), value)
+
+
+def _visible(chosen: Tensor, states: States, kind: Diagonal) -> States:
+    """Return states, and those without an effect where not chosen."""
+    return tuple(
+        [_chosen(chosen, state, value) for state, value in zip(states, kind.before, strict=True)]
+    )
+
+
+def selective_chunks(
+    tensors: tuple[Any, ...], offsets: Tensor, resets: Tensor | None, *options: Any
+) -> tuple[Tensor, Tensor]:
+    """Return the output ``(N, E)`` and the final state ``(B, E, S)`` of a selective scan."""
+    steps = selective_steps(tensors, offsets, *options)
+    x = tensors[0]
+    rates = tensors[2]
+    if x.shape[0] == 0:
+        return x, steps.starts[0]
+    chunks = _Chunks(steps, offsets, resets, x.shape[0])
+    delta: Any = chunks.columns[1]
+    kind = Diagonal()
+    _, local = chunks.run(chunks.columns, chunks.blank(kind.before))
+    factor = (delta.sum(1).unsqueeze(2) * rates).exp()
+    output, (final,) = _run(chunks, kind, factor, local)
+    return output.to(x.dtype), final
+
+
+def attention_chunks(
+    tensors: tuple[Any, ...],
+    offsets: Tensor,
+    resets: Tensor | None,
+    scale: float,
+    delta: bool,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the output ``(N, H, V)`` of linear attention, and the final states; the last two are
+    empty without log_gain.
+    """
+    steps = attention_steps(tensors, offsets, scale, delta, eps)
+    v = tensors[2]
+    log_gain = tensors[5]
+    if v.shape[0] == 0:
+        return attention_results(v, v, steps.starts)
+    chunks = _Chunks(steps, offsets, resets, v.shape[0])
+    kind = _kind_of(delta, log_gain)
+    _, local = chunks.run(chunks.columns, chunks.blank(kind.before))
+    factor = _matrices(chunks) if delta else _decays(chunks, kind)
+    return attention_results(v, *_run(chunks, kind, factor, local))
+
+
+def _kind_of(delta: bool, log_gain: Tensor | None) -> Diagonal:
+    if delta:
+        return Matrix()
+    return Diagonal() if log_gain is None else Stabilised()
+
+
+def _decays(chunks: _Chunks, kind: Diagonal) -> Tensor:
+    """Return the decay of states over each chunk, or its logarithm for mLSTM."""
+    state = chunks.starts[0]
+    log_decay = chunks.columns[3]
+    total = (
+        state.new_zeros(chunks.grid.number.shape[0], state.shape[1])
+        if log_decay is None
+        else log_decay.sum(1)
+    )
+    if isinstance(kind, Stabilised):
+        return total
+    return (total.unsqueeze(2) if total.dim() == 2 else total).unsqueeze(3).exp()
+
+
+def _matrices(chunks: _Chunks) -> Tensor:
+    """Return what the delta rule makes of the columns of an identity matrix, with values of 0."""
+    q, k, _v, *rest = chunks.columns
+    state = chunks.starts[0]
+    rows = chunks.grid.number.shape[0]
+    heads, size = state.shape[1:3]
+    identity = torch.eye(size, dtype=state.dtype, device=state.device)
+    zeros: Any = state.new_zeros(rows, SIZE, heads, size)
+    _, (factor,) = chunks.run([q, k, zeros, *rest], (identity.expand(rows, heads, -1, -1),))
+    return factor
