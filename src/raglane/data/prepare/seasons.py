@@ -45,7 +45,7 @@ class Past:
     def __init__(self, values: Tensor, offsets: Tensor, season: int, horizon: int) -> None:
         self.season = season
         self.count = 0
-        if not season:
+        if not season or horizon == 1:
             return
         channels = values.shape[1]
         count = len(offsets) - 1
