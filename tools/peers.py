@@ -41,7 +41,14 @@ PEERS: dict[str, tuple[list[str], list[str]]] = {
     "skorch": (["training:skorch"], []),
     "lightning": (["training:lightning"], []),
     "accelerate": (["training:accelerate"], []),
-    "transformers": (["training:transformers"], ["accelerate"]),
+    "transformers": (
+        [
+            "training:transformers",
+            *("mixers:mamba", "mixers:falcon_mamba", "mixers:mamba2", "mixers:qwen3_5"),
+            *("mixers:bamba", "mixers:recurrent_gemma", "mixers:xlstm"),
+        ],
+        ["accelerate"],
+    ),
     "optuna": (["training:optuna"], []),
     "keras": (["weights:keras"], []),
     "flax": (["weights:flax"], []),
@@ -88,6 +95,18 @@ Weights pass in both directions through `state_dict`, and accelerated models can
 | --- | --- | --- | --- | --- | --- | --- | --- |
 """
 
+_MIXERS = """
+## Mixers of transformers
+
+Language models of transformers from 5.24 on, with recurrent mixers: Mamba, FalconMamba, Mamba-2, Qwen3-Next, Qwen3.5,
+OLMo Hybrid, Kimi Linear, RecurrentGemma, xLSTM, Bamba, FalconH1, Zamba2, Jamba, Nemotron-H and Granite MoE Hybrid.
+[What `rl.accelerate` does with them](from-torch/accelerate.md#language-models-of-transformers). Without their CUDA
+kernels they compute in float32 inside, so they are compared in it. Rows of 128 tokens, a width of 64, {machine}.
+
+| package | example | layers | float64 | float32 | training | time | memory |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+"""
+
 _WEIGHTS = """
 ## Weights of other packages
 
@@ -127,6 +146,8 @@ def main() -> int:
     )
     rows: list[str] = []
     weights: list[str] = []
+    mixers: list[str] = []
+    tables = {"weights": weights, "mixers": mixers}
     failed: list[str] = []
     for name in names:
         examples, requirements = PEERS[name]
@@ -137,13 +158,14 @@ def main() -> int:
             if isinstance(answer, str):
                 failed.append(f"{name}: {answer}")
             else:
-                (weights if example.startswith("weights:") else rows).append(_row(name, answer))
+                tables.get(example.partition(":")[0], rows).append(_row(name, answer))
     if not sys.argv[1:] and not _converts():
         failed.append("formats: a conversion is wrong")
     if names == list(PEERS) and not failed:
         left = "".join(f"- **{name}**: {reason}\n" for name, reason in LEFT.items())
         head, tail = (
             f"{_HEAD.format(machine=_machine())}{''.join(rows)}",
+            f"{_MIXERS.format(machine=_machine())}{''.join(mixers)}"
             f"{_WEIGHTS}{''.join(weights)}{_EPISODES}",
         )
         PAGE.write_text(f"{head}\n## Without an example\n\n{left}{tail}")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         testing,
         transduction,
     )
-    from raglane.data.collate import collate
+    from raglane.data.collation import collate
     from raglane.kernels.dispatch import use_backend
     from raglane.nn.recurrent.accelerate import accelerate, to_torch
     from raglane.nn.recurrent.convert import import_layer
@@ -80,7 +80,7 @@ _HOMES = {
     "Ragged": "ragged",
     "Run": "runs.run",
     "accelerate": "nn.recurrent.accelerate",
-    "collate": "data.collate",
+    "collate": "data.collation",
     "import_layer": "nn.recurrent.convert",
     "cost": "schedules",
     "explain": "nn.recurrent.explain",

@@ -17,14 +17,14 @@ import pytest
 
 import raglane as rl
 from commands import FAST, Capsys, fails, prints, tree, write_steps
+from raglane._utils.options import flag_of, options
 from raglane.cli import main
 from raglane.cli.app import app
 from raglane.cli.once import whole_names
 from raglane.data import FORMATS
-from raglane.data.records import ROLES
+from raglane.data.columns import ROLES, Columns
 from raglane.runs.configuration import key_of, run_config
-from raglane.runs.sources import ColumnNames
-from raglane.training.options import flag_of, options
+from raglane.runs.sources import Source
 from raglane.training.settings import LAYERS, Settings
 from scripts import Script
 
@@ -123,7 +123,7 @@ def test_a_search_is_described_before_it_runs(tmp_path: Path, capsys: Capsys) ->
 
 
 def test_every_option_can_stand_in_a_file(tmp_path: Path, capsys: Capsys) -> None:
-    kinds: tuple[Any, ...] = (Settings, ColumnNames)
+    kinds: tuple[Any, ...] = (Settings, Columns, Source)
     values, origins = _shown(capsys)
     known = {key_of(kind, name) for kind in kinds for name in options(kind)}
     assert set(origins) == known | {
@@ -267,12 +267,14 @@ def test_every_setting_is_an_option(name: str) -> None:
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "predict"])
 def test_every_role_of_a_column_is_an_option(command: str) -> None:
+    kinds: tuple[Any, ...] = (Columns, Source)
     others = {"split", "label_split", "tokens", "keep_trailing", "on_bad_row"}
-    assert {*options(ColumnNames)} == {*ROLES, *others}
+    described = {(kind, name): option for kind in kinds for name, option in options(kind).items()}
+    assert {name for _, name in described} == {*ROLES, *others}
     page = _page(command)
     assert f" --format {'|'.join(FORMATS)} " in page
-    for name, option in options(ColumnNames).items():
-        assert f" {flag_of(ColumnNames, name)} " in page
+    for (kind, name), option in described.items():
+        assert f" {flag_of(kind, name)} " in page
         assert option.help + (f" [default: ({option.unset})]" if option.unset else "") in page
 
 

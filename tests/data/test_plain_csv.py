@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from raglane.data import Columns, convert, read
-from raglane.data.assemble.pieces import attempt
+from raglane.data.assemble.errors import attempt
 from raglane.data.sources import csv, plain_csv
 from raglane.data.typed.column import Typed, Written, numbers_in
 from raglane.errors import DataError
@@ -86,9 +86,9 @@ def test_entries_after_numbers_are_read_as_before(
     path = tmp_path / "x.csv"
     path.write_text("id,t,x,y\n" + "\n".join([*_ROWS, f"z,0,{last},a"]) + "\n")
     with mock.patch.object(plain_csv, "_LOOK", 256):
-        expected = attempt(lambda: read(path, columns))
+        expected = attempt(read, path, columns)
         with mock.patch.object(plain_csv, "LEAST", 0):
-            result = attempt(lambda: read(path, columns))
+            result = attempt(read, path, columns)
     if isinstance(expected, DataError) or isinstance(result, DataError):
         assert str(result) == str(expected)
     else:

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import raglane as rl
+from raglane._utils.options import options
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.training.options import options
 from raglane.training.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"

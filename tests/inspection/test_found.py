@@ -20,6 +20,7 @@ from made_datasets import changed, dataset
 from made_plans import make_plan
 from raglane._utils.table import Table
 from raglane.data import records
+from raglane.data.columns import Columns
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import offsets_of
 from raglane.data.store.conversion import Progress
@@ -41,7 +42,7 @@ from raglane.runs.inspection.inspect import (
     train_line,
 )
 from raglane.runs.inspection.reading import Contents, Feature, contents_of, labels_of
-from raglane.runs.sources import ColumnNames
+from raglane.runs.sources import Source
 from raglane.training.model import ModelConfig
 from raglane.training.settings import Settings
 
@@ -52,8 +53,7 @@ def _inspect(contents: Contents, ranks: int = 1, **settings: Any) -> Inspection:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
         more: dict[str, Any] = {
-            "columns": ColumnNames(),
-            "format": None,
+            "source": Source(None, None),
             "fresh": False,
             "progress": Progress(),
         }
@@ -179,12 +179,12 @@ def test_the_command_has_what_differs_from_the_defaults() -> None:
         "--bidirectional",
     ]
     assert words_of(settings) == words
-    names = ColumnNames(label="my label", features=["a", "b"])
-    line = train_line(Path("-odd name.csv"), "features", "csv", names, Settings())
-    columns = "--label-column 'my label' --feature-column a --feature-column b"
+    source = Source(None, "csv", Columns(label="my label", features=("a", "b"), tokens=False))
+    line = train_line(Path("-odd name.csv"), "features", source, Settings())
+    columns = "--label-column 'my label' --feature-column a --feature-column b --tokens no"
     assert line == f"raglane train './-odd name.csv' --batch-size 32 {columns} --format csv"
-    default = train_line(None, "features", None, ColumnNames(), Settings(batch_size=8))
-    lengths = train_line(Path("a.txt"), "lengths", None, ColumnNames(), Settings())
+    default = train_line(None, "features", Source(None, None), Settings(batch_size=8))
+    lengths = train_line(Path("a.txt"), "lengths", Source(None, None), Settings())
     assert (default, lengths) == (
         "raglane demo --batch-size 8",
         "raglane train DATA --batch-size 32",

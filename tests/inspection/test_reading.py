@@ -15,9 +15,10 @@ import pytest
 from commands import write_rows, write_steps
 from made_datasets import dataset
 from raglane.data import convert
+from raglane.data.columns import Columns
 from raglane.data.formats import read as read_records
-from raglane.data.records import Columns, offsets_of
 from raglane.data.records import Feature as Beside
+from raglane.data.records import offsets_of
 from raglane.data.store.conversion import Progress
 from raglane.errors import DataError
 from raglane.runs.inspection import reading

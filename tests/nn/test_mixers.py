@@ -21,6 +21,7 @@ from every_layer import (
     parts,
 )
 from raglane.errors import ArgumentError, DispatchError
+from raglane.kernels.cpu.prepared import PreparedProgram
 from raglane.native import missing_kernels
 from raglane.serve import Engine
 
@@ -323,6 +324,43 @@ def test_whole_pieces_steps_and_batches_have_the_same_bits(name: str, dtype: tor
 
 
 @needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", LOOPS)
+def test_packed_weights_give_the_same_bits(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = _layer(name, dtype=dtype)
+    other = copy.deepcopy(layer)
+    x_t = torch.randn(3, D).to(dtype)
+    used: list[int] = []
+    monkeypatch.setattr(
+        PreparedProgram, "apply", _noting(PreparedProgram.apply, used), raising=True
+    )
+    rl.pack_weights(other)
+    with torch.no_grad():
+        state = layer.step(x_t)[1]
+        expected, _ = layer.step(x_t, state)
+        assert not used
+        assert torch.equal(other.step(x_t, state)[0], expected)
+        assert len(used) >= 2
+        assert "its weights are packed" in str(rl.explain(other, x_t[None]))
+        assert "packed" not in str(rl.explain(layer, x_t[None]))
+        used.clear()
+        for parameter in (*layer.parameters(), *other.parameters()):
+            parameter.mul_(1.5)
+        assert torch.equal(other.step(x_t, state)[0], layer.step(x_t, state)[0])
+        assert not used, "the weights have changed"
+
+
+def _noting(function: Callable[..., Tensor], used: list[int]) -> Callable[..., Tensor]:
+    def run(*args: Any) -> Tensor:
+        used.append(1)
+        return function(*args)
+
+    return run
+
+
+@needs_kernels
 @pytest.mark.parametrize("name", LOOPS)
 def test_bits_of_all_gradients_do_not_depend_on_threads(name: str) -> None:
     layer = _layer(name, width=7, size=18, dtype=torch.float32)
@@ -457,6 +495,26 @@ def test_bfloat16_is_close(name: str) -> None:
     torch.testing.assert_close(out.values.double(), exact.values, rtol=3e-2, atol=3e-2)
 
 
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("name", LOOPS)
+def test_graphs(name: str, has_gradients: bool) -> None:
+    # All layers have the same forward, which is compiled a few times only.
+    torch._dynamo.reset()
+    layer = _layer(name)
+    batch = _batch()
+    expected = layer(batch)[0].values
+    with torch.set_grad_enabled(has_gradients):
+        compiled: Any = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        out, _ = compiled(batch)
+        assert_same([out.values], [expected])
+        if has_gradients:
+            wanted = list(layer.parameters())
+            assert_same(gradients([out.values], wanted), gradients([expected], wanted))
+        else:
+            program: Any = torch.export.export(layer, (batch,)).module()
+            assert_same([program(batch)[0].values], [expected])
+
+
 def test_what_is_refused() -> None:
     with pytest.raises(ArgumentError, match=r"head_dim must be a divisor of .* = 12, got 5\."):
         rl.nn.Mamba2(D, H, head_dim=5)
@@ -467,9 +525,8 @@ def test_what_is_refused() -> None:
     with pytest.raises(ArgumentError, match="zoneout must be 0 for"):
         rl.nn.Mamba(D, H, zoneout=0.5)
     if missing_kernels() is None:
-        for convert in (rl.pack_weights, rl.quantize):
-            with pytest.raises(DispatchError, match="a Mamba packs no weights"):
-                convert(rl.nn.Mamba(D, H).eval())
+        with pytest.raises(DispatchError, match="a Mamba has no kernels for int8 weights"):
+            rl.quantize(rl.nn.Mamba(D, H).eval())
         with pytest.raises(DispatchError, match="a layer Mamba, which has no int8 kernel"):
             Engine(rl.nn.Mamba(D, H).eval(), max_streams=1, dtype=torch.int8)
 

@@ -20,7 +20,7 @@ from raglane.data.store.conversion import Progress
 from raglane.runs.inspection.inspect import inspect
 from raglane.runs.inspection.page import as_page
 from raglane.runs.inspection.reading import Contents, Feature, labels_of
-from raglane.runs.sources import ColumnNames
+from raglane.runs.sources import Source
 from raglane.training.settings import Settings
 
 pytestmark = pytest.mark.pages
@@ -50,8 +50,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
         for name, contents in kinds.items():
             details = {
-                "columns": ColumnNames(),
-                "format": None,
+                "source": Source(None, None),
                 "ranks": 4,
                 "fresh": False,
                 "progress": Progress(),

@@ -49,6 +49,11 @@ def served(engine: Engine, data: Any, split: int = 3) -> list[torch.Tensor]:
             for name in ("final", "attention", "logsumexp", "mean", "max", "last")
         ],
         (SERIES, LABELS, {"cell": "slstm", "num_layers": 2}),
+        *[
+            (SERIES, LABELS, {"cell": cell, "num_layers": 2, "pooling": pooling})
+            for cell in ("mamba", "mamba2", "gated_delta_net", "mlstm", "rglru")
+            for pooling in ("final", "mean")
+        ],
         (SERIES, LABELS, {"cell": "lstm", "zoneout": 0.1, "initial_state": "learned"}),
         (SERIES, [float(part.mean()) for part in SERIES], {"task": "regress"}),
         (SERIES, [["u"], ["v", "u"], [], ["v"]] * 3, {"task": "multilabel"}),

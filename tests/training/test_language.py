@@ -13,9 +13,10 @@ import torch
 
 from made_datasets import dataset
 from raglane.data import Dataset
+from raglane.data.columns import Columns
 from raglane.data.prepare.encoders import END, UNKNOWN
 from raglane.data.prepare.preprocess import Preprocessor
-from raglane.data.records import Columns, offsets_of
+from raglane.data.records import offsets_of
 from raglane.data.splitting import split_texts
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged

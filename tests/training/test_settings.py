@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from raglane._utils.options import options
 from raglane.data.order.limit import TOO_LONG as TOO_LONG_OF_DATA
 from raglane.data.prepare.missing import MISSING as MISSING_OF_DATA
 from raglane.errors import ArgumentError
@@ -14,7 +15,6 @@ from raglane.nn.encoder import LAYERS as LAYERS_OF_NN
 from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.pooling import POOLINGS as POOLINGS_OF_NN
 from raglane.tasks import TASKS
-from raglane.training.options import options
 from raglane.training.settings import (
     INITIAL_STATES,
     LAYERS,

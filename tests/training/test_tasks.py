@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from made_datasets import changed, dataset
 from raglane.data import Dataset
+from raglane.data.columns import Columns
 from raglane.data.prepare.preprocess import Preprocessor
-from raglane.data.records import Columns, Targets, offsets_of
+from raglane.data.records import Targets, offsets_of
 from raglane.errors import ArgumentError, DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import subprocess
 import sys
@@ -14,14 +13,15 @@ import torch
 
 import raglane as rl
 from face_types import STUB, stub
+from raglane._utils.options import options
+from raglane.data.columns import Columns
 from raglane.kernels.dispatch import AUTO, BACKENDS
 from raglane.nn.encoder import LAYERS, CellName, EncoderOptions, PoolingName
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent.stack import OPTIONS, BackendName, Schedule
 from raglane.runs.options import ColumnOptions, FitOptions
-from raglane.runs.sources import ColumnNames
+from raglane.runs.sources import Source
 from raglane.schedules import SCHEDULES
-from raglane.training.options import options
 from raglane.training.settings import Settings
 
 HERE = Path(__file__).parent
@@ -47,14 +47,15 @@ def test_choices_are_the_names_of_the_tables() -> None:
     assert set(get_args(PoolingName)) == {"final", *POOLINGS}
 
 
-@pytest.mark.parametrize(("kind", "typed"), [(ColumnNames, ColumnOptions), (Settings, FitOptions)])
-def test_options_are_the_settings(kind: Any, typed: Any) -> None:
-    names = {field.name for field in dataclasses.fields(kind)}
+@pytest.mark.parametrize(
+    ("kinds", "typed"),
+    [((Columns, Source), ColumnOptions), ((Columns, Source, Settings), FitOptions)],
+)
+def test_options_are_the_settings(kinds: tuple[Any, ...], typed: Any) -> None:
+    described = {name: option for kind in kinds for name, option in options(kind).items()}
     hints = get_type_hints(typed)
-    if kind is Settings:
-        names |= {field.name for field in dataclasses.fields(ColumnNames)}
-    assert hints.keys() == names
-    for name, option in options(kind).items():
+    assert hints.keys() == described.keys()
+    for name, option in described.items():
         literals = {
             choice for part in [hints[name], *get_args(hints[name])] for choice in get_args(part)
         }

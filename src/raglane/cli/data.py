@@ -14,7 +14,7 @@ from raglane.cli import console, options
 from raglane.cli.models import log_skipped
 from raglane.cli.options import argument, option
 from raglane.errors import ArgumentError
-from raglane.runs.sources import ColumnNames, Source, check_default
+from raglane.runs.sources import Source, check_default
 from raglane.training.settings import Settings
 
 # The options that the help pages list; --help-all lists all.
@@ -74,9 +74,9 @@ def convert(
         rule = "data to read, and a folder to write"
         fix = f"pass both: raglane convert {output} OUT"
         raise ArgumentError("IN... OUT", f"only {output}", rule, fix)
-    names = ColumnNames(**columns)
-    request = Source(None, format, names).asked(choices.get("task", "classify"))
-    on_bad_row: Any = names.on_bad_row  # one of its choices
+    source = Source(None, format).chosen(columns)
+    request = source.asked(choices.get("task", "classify"))
+    on_bad_row: Any = source.on_bad_row  # one of its choices
     with progress_bar(quiet) as progress:
         done = convert_all(
             inputs,
@@ -104,7 +104,7 @@ def convert(
         f"{counts.elements:,} in total; {content}"
         + (f"; {count_of(len(counts.labels), 'label')}" if counts.labels else "")
     )
-    if names.on_bad_row == "skip":
+    if on_bad_row == "skip":
         log_skipped(done.skipped, done.folder / SKIPPED, console.log)
     console.log(f"next: raglane train {output}, or raglane inspect {output}")
 
@@ -167,8 +167,7 @@ def inspect(
     settings = Settings(**choices, **filled)
     check_whole("processes", processes, 1, "pass the number of processes")
     json_path = None if console.is_stdout(json) else json
-    names = ColumnNames(**columns)
-    source = Source(data, format, names)
+    source = Source(data, format).chosen(columns)
     check_default(source, settings)
     _check_outputs(data, html=html, json=json_path)
     from raglane._utils.files import write_files
@@ -185,13 +184,12 @@ def inspect(
         progress = AnnouncedProgress(shown, MEASURING, announce)
         progress.stage("reading")
         contents = reading.read(
-            data, source.asked(settings.task), format, progress, names.on_bad_row
+            data, source.asked(settings.task), format, progress, source.on_bad_row
         )
         inspection = inspect_contents(
             contents,
             settings,
-            columns=names,
-            format=format,
+            source=source,
             ranks=processes,
             fresh=fresh,
             progress=progress,

@@ -13,8 +13,9 @@ import typer
 from typer.core import TyperCommand
 
 from raglane._utils.messages import quote
-from raglane.runs.sources import ColumnNames
-from raglane.training.options import flag_of, options
+from raglane._utils.options import flag_of, options
+from raglane.data.columns import Columns
+from raglane.runs.sources import Source
 
 # Options whose values are names with commas between them, so that several are joined.
 _JOINED = ("--id-column", "--time-column", "--label-column", "--sizes", "--cells", "--modes")
@@ -28,7 +29,7 @@ class OnceCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments of the command line."""
-        columns = {flag_of(ColumnNames, name) for name in options(ColumnNames)}
+        columns = {flag_of(kind, name) for kind in (Columns, Source) for name in options(kind)}
         single = {
             parameter.opts[0]
             for parameter in self.params

@@ -1,7 +1,7 @@
 """The options of the commands, their help and panels.
 
 A parameter ``Annotated[Given, Settings]`` of a command becomes one option per field of the
-dataclass, described by :mod:`raglane.training.options`; ``Annotated[Given, Settings, "task cell"]``
+dataclass, described by :mod:`raglane._utils.options`; ``Annotated[Given, Settings, "task cell"]``
 selects some of the fields. ``--config`` reads options from a TOML file.
 """
 
@@ -21,9 +21,10 @@ import typer
 
 from raglane._utils.files import read_file
 from raglane._utils.messages import flags, nearest, quote
+from raglane._utils.options import DATA, MODEL, RUN, TRAINING, flag_of, options
+from raglane.data import columns
 from raglane.errors import ArgumentError
-from raglane.runs.sources import ColumnNames
-from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
+from raglane.runs.sources import Source
 from raglane.training.own_cell import name_cell, named_choice
 from raglane.training.settings import Settings
 from raglane.training.stored import checked, new_word, rule_of
@@ -86,15 +87,12 @@ def command(function: Callable[..., None], common: str = "") -> Callable[..., No
     hints = get_type_hints(function, include_extras=True)
     origins: str | None = None
     for name, parameter in inspect.signature(function).parameters.items():
-        described, *some = getattr(hints[name], "__metadata__", (None,))
+        described, *more = getattr(hints[name], "__metadata__", (None,))
         if is_dataclass(described):
-            names_of[name] = some[0].split() if some else list(options(described))
-            parameters += [_parameter(described, field) for field in names_of[name]]
-            types = get_type_hints(described)
-            for field in names_of[name]:
-                key_of[field] = Key(
-                    flag_of(described, field), types[field], options(described)[field].also
-                )
+            kind_of = _fields(described, *more)
+            names_of[name] = list(kind_of)
+            parameters += [_parameter(kind, field) for field, kind in kind_of.items()]
+            key_of |= {field: _key(kind, field) for field, kind in kind_of.items()}
         elif hints[name] == Origins:
             origins = name
         else:
@@ -156,6 +154,14 @@ def command(function: Callable[..., None], common: str = "") -> Callable[..., No
     return run
 
 
+def _fields(*described: Any) -> dict[str, Any]:
+    """Return the classes of the options of dataclasses by name; or of one, followed by names."""
+    kind, *more = described
+    if more and isinstance(more[0], str):
+        return dict.fromkeys(more[0].split(), kind)
+    return {name: each for each in described for name in options(each)}
+
+
 def _insert_config(parameters: list[inspect.Parameter], key_of: dict[str, Key]) -> None:
     """Replace the parameter for a TOML file by ``--config`` and ``--ignore``."""
     for name in (CONFIG, "show_config"):
@@ -206,7 +212,9 @@ def _name_cells(values: dict[str, Any], sources: Mapping[str, str]) -> None:
 def _flags_of(context: typer.Context) -> dict[str, str]:
     """Return the flags of this command and of training by the names of Python's arguments."""
     trained = {
-        name: flag_of(kind, name) for kind in (Settings, ColumnNames) for name in options(kind)
+        name: flag_of(kind, name)
+        for kind in (Settings, columns.Columns, Source)
+        for name in options(kind)
     }
     special = {
         option.name or "": option.opts[0]
@@ -251,20 +259,28 @@ def _parameter(kind: Any, name: str) -> inspect.Parameter:
     """Return the parameter of a command for a field of a dataclass."""
     default = next(field.default for field in fields(kind) if field.name == name)
     annotated: Any = Annotated
-    hint = str if options(kind)[name].also else get_type_hints(kind)[name]
-    annotation = annotated[hint, _typer_option(kind, name)]
+    key = _key(kind, name)
+    annotation = annotated[str if key.word else key.hint, _typer_option(kind, name)]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
     )
 
 
+def _key(kind: Any, name: str) -> Key:
+    """Return the key in a TOML file of a field of a dataclass, with the type of its text."""
+    hint = get_type_hints(kind)[name]
+    return Key(flag_of(kind, name), _WRITTEN.get(hint, hint), options(kind)[name].also)
+
+
+# The types of options whose type in Python is another one.
+_WRITTEN = {tuple[str, ...] | None: list[str] | None, bool | None: str | None}
 # What a list has, on the help page.
 _OF_LISTS = {list[str] | None: "NAME", list[float] | None: "<float>"}
 
 
 def _typer_option(kind: Any, name: str) -> Any:
     option = options(kind)[name]
-    hint = get_type_hints(kind)[name]
+    hint = _key(kind, name).hint
     number = f"<int>|{option.also}" if option.also else _OF_LISTS.get(hint)
     flag = flag_of(kind, name)
     if hint is bool:
@@ -348,11 +364,8 @@ def names_of(keys: Iterable[str], valid: Mapping[str, Key], where: str = "--igno
         )
         if name is None:
             # The key may be the name in Python, which can differ from the flag.
-            near = (
-                valid[key].name
-                if key in valid
-                else nearest(key, [option.name for option in valid.values()])
-            )
+            listed = [option.name for option in valid.values()]
+            near = valid[key].name if key in valid else nearest(key, listed)
             rule = "a file of options of this command, named as flags without dashes"
             fix = "see --help for all options"
             raise ArgumentError(
@@ -402,7 +415,7 @@ def argument(help: str, **details: Any) -> Any:
 
 
 Choices = Annotated[Given, Settings]
-Columns = Annotated[Given, ColumnNames]
+Columns = Annotated[Given, columns.Columns, Source]
 Device = Annotated[str, _typer_option(Settings, "device")]
 
 _DATA = (

@@ -16,7 +16,7 @@ from raglane.cli import console, options
 from raglane.cli.options import DEFAULT, FILE, option, read_toml
 from raglane.errors import ArgumentError
 from raglane.runs.configuration import as_toml, entries, key_of, other_entries
-from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
+from raglane.runs.sources import SavedSource, Source, Sources, check_default
 from raglane.training.own_cell import label_of, named_choice
 from raglane.training.settings import PLANNED, Settings, left_to_plan, without_task
 
@@ -86,7 +86,7 @@ def train(
     """
     if not (resume or show_config):
         _need_data(data)
-    source = Source(data, format, ColumnNames(**columns))
+    source = Source(data, format).chosen(columns)
     is_first = _is_first()
     if resume and (show_config or dry_run):
         flag = "--show-config" if show_config else "--dry-run"
@@ -202,7 +202,7 @@ def _show_config(
         changes["task"] = {"value": None, "unset": _GUESSED}
     default_out = "runs/<data>-<task>-<cell>"
     settings = settings_of(choices, data)
-    _print_config(settings, source.columns, others, origins, changes, default_out)
+    _print_config(settings, source, others, origins, changes, default_out)
 
 
 def _sources(source: Source, *others: Path | None) -> Sources:
@@ -238,7 +238,7 @@ def settings_of(choices: options.Given, data: Path | None) -> Settings:
 
 def _print_config(
     settings: Settings,
-    columns: ColumnNames,
+    source: Source,
     others: Mapping[str, Any],
     origins: options.Origins,
     changes: Mapping[str, Mapping[str, Any]],
@@ -251,7 +251,8 @@ def _print_config(
     listed |= {key: listed[key]._replace(**fields) for key, fields in changes.items()}
     everything = [
         *other_entries(others, origins, default_out),
-        *entries(columns, origins),
+        *entries(source.columns, origins),
+        *entries(source, origins),
         *listed.values(),
     ]
     console.log(*as_toml(everything).splitlines())
@@ -276,7 +277,7 @@ def _print_result(trained: Trained, quiet: bool, log: Callable[[str], None]) -> 
     _print_best(result, settings, quiet, log)
     if datasets.test is not None:
         _report_test(folder, settings, datasets.test, log)
-    if sources.training.columns.on_bad_row == "skip":
+    if sources.training.on_bad_row == "skip":
         log_skipped(
             len(left_out(datasets.training, datasets.validation, datasets.test)),
             folder / SKIPPED,
@@ -383,7 +384,7 @@ def tune(
         _need_data(data)
     _check_search(trials, minutes, choices)
     settings = settings_of(choices, data)
-    source = Source(data, format, ColumnNames(**columns))
+    source = Source(data, format).chosen(columns)
     table = {} if config is None else read_toml(config).get("search", {})
     listed = read_space(table, f"[search] in {config}")
     if "cell" in listed:
@@ -419,7 +420,7 @@ def tune(
         }
         if origins["task"] == DEFAULT and data is not None:
             changes["task"] = {"comment": _GUESSED}
-        _print_config(settings, source.columns, others, origins, changes, "runs/tune-<data>-<task>")
+        _print_config(settings, source, others, origins, changes, "runs/tune-<data>-<task>")
         tables = dict.fromkeys(space, DEFAULT) | dict.fromkeys(listed, FILE)
         console.log("", *as_table(space, tables).splitlines())
         return

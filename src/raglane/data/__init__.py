@@ -1,18 +1,20 @@
 """From files to batches: readers, preprocessing, datasets, batch samplers and ``collate``.
 
 Reading, in rooms: sources/ makes typed columns (typed/) of files, roles/ decides which column is
-what, and assemble/ makes records of both (records.py). formats.py lists the formats, reading.py
-reads paths and objects of a program, and splitting.py splits texts into tokens.
+what, by what the user asked for (columns.py), and assemble/ makes records of both (records.py).
+formats.py lists the formats, reading.py reads paths and objects of a program, and splitting.py
+splits texts into tokens.
 
 Datasets: dataset.py, over the fragments of store/, which are in memory or on disk; holdout.py
 splits one.
 
 Preparation: prepare/ has what a model keeps of its data, and the statistics of sequences.
 
-Batches: tensors.py, collate.py; order/ has the samplers.
+Batches: tensors.py, collation.py; order/ has the samplers.
 
-All names except ``collate`` load their module when they are first used, because most programs read
-no files, and ``import raglane`` should take hardly longer than ``import torch``.
+All names load their module when they are first used, because most programs read no files,
+``import raglane`` should take hardly longer than ``import torch``, and help pages, which have the
+texts of columns.py, need neither.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from raglane.data.collate import collate
-
 if TYPE_CHECKING:
+    from raglane.data.collation import collate as collate
+    from raglane.data.columns import Columns as Columns
     from raglane.data.dataset import Dataset as Dataset
     from raglane.data.formats import FORMATS as FORMATS
     from raglane.data.formats import Format as Format
@@ -36,17 +38,17 @@ if TYPE_CHECKING:
     from raglane.data.prepare.statistics import Statistics as Statistics
     from raglane.data.reading import japanese_vowels as japanese_vowels
     from raglane.data.reading import read as read
-    from raglane.data.records import Columns as Columns
     from raglane.data.records import Feature as Feature
     from raglane.data.store.conversion import convert as convert
 
 _HOMES = {
     "BatchSampler": "order",
-    "Columns": "records",
+    "Columns": "columns",
     "Dataset": "dataset",
     "EpochOrder": "order",
     "Preprocessor": "prepare.preprocess",
     "TBPTTSampler": "order.tbptt",
+    "collate": "collation",
     "convert": "store.conversion",
     "mark_missing": "prepare.missing",
     "read": "reading",
@@ -63,7 +65,7 @@ _OTHERS = {
     "japanese_vowels": "reading",
 }
 
-__all__ = ["collate", *_HOMES]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:

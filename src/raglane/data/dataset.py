@@ -19,12 +19,13 @@ from torch.utils.data import Dataset as TorchDataset
 
 from raglane._utils.checks import as_tensor, check_kind, check_whole, read_index
 from raglane._utils.messages import count_of
-from raglane.data.collate import Items
+from raglane.data.collation import Items
+from raglane.data.columns import Columns
 from raglane.data.prepare.encoders import between_ends, nothing_to_learn
 from raglane.data.prepare.missing import refuse_absent
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.prepare.statistics import Statistics
-from raglane.data.records import NO_ROLES, Columns, Feature, Records, Targets, for_task
+from raglane.data.records import NO_ROLES, Feature, Records, Targets, for_task
 from raglane.data.store.fragments import Layout
 from raglane.data.store.gathering import Codes, Fragments, Gathered
 from raglane.data.store.hashing import sequence_hashes

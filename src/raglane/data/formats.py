@@ -15,20 +15,15 @@ from raglane.data.assemble.csv_pieces import csv_pieces
 from raglane.data.assemble.errors import unused_notes
 from raglane.data.assemble.opened import Declared, Opened, Tabular, Texts, guess, read_as
 from raglane.data.assemble.pieces import ON_BAD_ROW, Piece, read_kept
-from raglane.data.records import LISTS, ROLES, Columns, Records, RoleNotes, note_empty
+from raglane.data.columns import LISTS, NAMED, ROLES, WRITTEN, Columns
+from raglane.data.records import Records, RoleNotes, note_empty
 from raglane.data.roles import Refusal, Roles
 from raglane.data.roles.guess import Guess
 from raglane.data.sources import arff, conll, csv, folder, ipc, jsonl, npz, others, sheet, text, ts
 from raglane.data.sources.files import decode, open_error, read_bytes, suffix_of
 from raglane.data.sources.lines import Start
-from raglane.tasks import TASKS
 
 __all__ = ["FORMATS", "Format", "by_suffix", "pick", "read"]
-
-# The tasks that are guessed: those with classes, numbers or sets as labels.
-GUESSED = tuple(task for task, facts in TASKS.items() if facts.label in ("class", "numbers", "set"))
-# Rows that are elements have a label per sequence, or none is guessed.
-_PER_SEQUENCE = tuple(task for task in GUESSED if TASKS[task].label != "set" and task != "tag")
 
 _Pieces = Callable[[Path, Columns, Start], Iterator[Piece]]
 
@@ -43,15 +38,15 @@ class Format:
         open: parses an existing path, or raises a DataError.
         stream: yields the sequences in pieces, from a position on; None to parse the whole file.
         roles: the arguments of Columns that the format uses, a subset of ``ROLES``.
-        tasks: the tasks that are guessed by their labels, in this order.
+        row: the kind of a row, by which a task is guessed, see :class:`~raglane.tasks.TaskFacts`.
     """
 
     name: str
     suffixes: tuple[str, ...]
     open: Callable[[Path, Columns], Opened]
     stream: _Pieces | None = None
-    roles: tuple[str, ...] = ROLES
-    tasks: tuple[str, ...] = GUESSED
+    roles: tuple[str, ...] = NAMED
+    row: str = "sequence"
 
     def pieces(self, path: Path, columns: Columns, start: Start = ()) -> Iterator[Piece]:
         """Yield the sequences of a path in pieces, from a position on."""
@@ -108,7 +103,7 @@ FORMATS: dict[str, Format] = {
             lambda path, _: Declared(ts.series_of(path)),
             streams.ts_pieces,
             roles=(),
-            tasks=_PER_SEQUENCE,
+            row="element",
         ),
         Format(
             "parquet",
@@ -134,24 +129,26 @@ FORMATS: dict[str, Format] = {
             _CSV,
             lambda path, columns: Tabular(csv.table_of(path, columns)),
             csv_pieces,
-            tasks=_PER_SEQUENCE,
+            WRITTEN,
+            row="element",
         ),
-        Format("arff", (".arff",), lambda path, _: Tabular(arff.table(path)), tasks=_PER_SEQUENCE),
+        Format("arff", (".arff",), lambda path, _: Tabular(arff.table(path)), row="element"),
         Format(
             "xlsx",
             (".xlsx", ".xlsm"),
             lambda path, columns: Tabular(sheet.table(path, columns)),
-            tasks=_PER_SEQUENCE,
+            roles=WRITTEN,
+            row="element",
         ),
         Format(
             "conll",
             conll.SUFFIXES,
             _words,
             roles=("sequence", "label", "id", *LISTS),
-            tasks=("classify", "tag"),
+            row="word",
         ),
-        Format("text", (".txt",), _text, _text_pieces, roles=(), tasks=("classify", "language")),
-        Format("folder", (), _folder, _folder_pieces),
+        Format("text", (".txt",), _text, _text_pieces, roles=(), row="text"),
+        Format("folder", (), _folder, _folder_pieces, ROLES),
     )
 }
 

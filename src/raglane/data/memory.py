@@ -15,13 +15,14 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_tensor
 from raglane._utils.messages import argument, quote, quote_all, require
-from raglane.data.assemble.errors import refused, unused_notes
+from raglane.data.assemble.errors import accepted, unused_notes
 from raglane.data.assemble.opened import Tabular, read_as
 from raglane.data.assemble.padding import without_padding
 from raglane.data.assemble.reader import Reader
 from raglane.data.assemble.targets import label_split_of, read_labels
+from raglane.data.columns import NAMED, Columns, option
 from raglane.data.dataset import Dataset
-from raglane.data.records import NO_ROLES, ROLES, Columns, Records, option
+from raglane.data.records import NO_ROLES, Records
 from raglane.data.roles import Refusal, Roles, Shape
 from raglane.data.roles.guess import unequal_row
 from raglane.data.roles.label_types import fits, label_kinds, label_test
@@ -102,10 +103,7 @@ class InMemory:
 
     def roles(self, columns: Columns) -> Roles:
         """Return the roles of the columns for a task; raise a DataError if they are refused."""
-        roles = self.decide(columns)
-        if isinstance(roles, Refusal):
-            raise refused(self.path, roles)
-        return roles
+        return accepted(self.path, self.decide(columns))
 
     def decide(self, columns: Columns, *, is_guess: bool = False) -> Roles | Refusal:
         """Return the roles of the columns for a task; a guess also looks at the labels."""
@@ -176,7 +174,7 @@ class InMemory:
 
     def _notes(self, asked: Columns, records: Records) -> list[str]:
         table = self._table
-        notes = unused_notes(asked, () if table is None else ROLES, "data in memory", records)
+        notes = unused_notes(asked, () if table is None else NAMED, "data in memory", records)
         if self._labels is None or asked.label is None or table is None:
             return notes
         # A column of this name is left out of the features.

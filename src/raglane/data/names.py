@@ -4,9 +4,11 @@ from __future__ import annotations
 
 # Names of an id column, in lower case and in order of preference.
 ID_NAMES = (
-    *("id", "sequence_id", "series_id", "case_id", "sample_id", "uid", "unique_id", "item_id"),
-    *("patient_id", "subject_id", "meter_id", "user_id", "session_id"),
-    *("patient", "subject", "meter"),
+    *("id", "sequence_id", "series_id", "case_id", "sample_id", "uid", "unique_id"),
+    *("patient_id", "subject_id", "meter_id", "session_id", "user_id", "userid", "customer_id"),
+    *("device_id", "sensor_id", "machine_id", "station_id", "trip_id"),
+    # An item is an element of the sequence of a user, unless there is none.
+    *("item_id", "patient", "subject", "meter"),
 )
 # The same in a table whose rows may be elements.
 ROW_ID_NAMES = (*ID_NAMES, "sequence", "series", "case")
@@ -27,7 +29,9 @@ TEXT_NAMES = ("text", "sentence", "document", "question", "review")
 MISSING_WORDS = ("", "NaN")
 
 # Names of a time column, in order of preference.
-TIME_NAMES = ("time", "timestamp", "datetime", "date", "step", "timestep", "time_step", "t", "ds")
+TIME_NAMES = (
+    *("time", "timestamp", "datetime", "date", "step", "timestep", "time_step", "t", "ds", "ts"),
+)
 # Further ones, if no two elements of a sequence have the same entry.
 PERIOD_NAMES = ("day", "month", "quarter", "year")
 # Names of parts of a date: not the id of a series, even if there is one row for each and a time.

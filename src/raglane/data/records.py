@@ -1,4 +1,4 @@
-"""The content of a file as a reader returns it, and the requested columns."""
+"""The content of a file as a reader returns it."""
 
 from __future__ import annotations
 
@@ -13,173 +13,16 @@ import numpy.typing as npt
 import torch
 
 from raglane import segments
-from raglane._utils.checks import check_choice, check_flag, check_kind, read_index, read_lengths
-from raglane._utils.messages import argument, quote
-from raglane.data.splitting import check_split
-from raglane.errors import ArgumentError, DataError
-from raglane.tasks import DUPLICATES, TASKS
+from raglane._utils.checks import check_flag, check_kind, read_index, read_lengths
+from raglane._utils.messages import quote
+from raglane.data.columns import Columns, option
+from raglane.errors import DataError
+from raglane.tasks import TASKS
 
-# The roles of columns: the attributes of Columns that name one column, those that name several, and
-# its flags.
-_ROLES, LISTS = ("sequence", "label", "id", "time"), ("features", "static", "categorical")
-_TIMES = ("time_format", "duplicate_times")
-_FILES = ("header", "no_header", "label_from_name")
-ROLES = (*_ROLES, *LISTS, "time_gaps", "wide", *_TIMES, *_FILES)
-# The attributes that tell how other data of a kind is read.
-READING = ("time_gaps", "wide", *_TIMES, "keep_trailing", *_FILES)
 # The channel of the time since the previous element.
 TIME_GAP = "time_gap"
 
 _NUMBER = re.compile(r"[+-]?(\d+|(\d+\.\d*|\.?\d+)([eE][+-]?\d+)?)")
-
-
-def check_task(task: str) -> None:
-    """Raise :class:`~raglane.errors.ArgumentError` unless ``task`` is one of ``TASKS``."""
-    check_choice("task", task, tuple(TASKS))
-
-
-@dataclass(frozen=True)
-class Columns:
-    """The roles of the columns of a file; a name that is None is guessed if there is one candidate.
-
-    Attributes:
-        task: ``"classify"`` (a class per sequence), ``"tag"`` (a class per element), ``"regress"``
-            (numbers for either), ``"multilabel"`` (any number of labels for either), ``"forecast"``
-            or ``"language"`` (no label), or ``"transcribe"`` (a sequence of labels per sequence).
-        need_labels: False for prediction: labels are not read, and their column is optional. If it
-            is named, it is not used as a feature.
-        sequence: the list or text column (Parquet, JSON lines).
-        label: the column of labels.
-        id: the column of sequence names; in a CSV file, rows with equal entries are one sequence.
-            Several columns with commas between them, ``"store,product"``, are the ids together.
-        time: the column that orders the rows of a sequence (CSV); ``"Date,Time"`` for a date and a
-            time of day in two columns, and ``"none"`` for rows that are in order.
-        features: the columns of features per element. None selects, in a CSV file, every other
-            column, and in other formats only the sequence column; there a feature is a list as long
-            as the sequence.
-        static: the columns of features per sequence; in a CSV file their entries are equal in all
-            rows of a sequence.
-        categorical: the features whose numbers are categories; words always are.
-        split: the tokenization of texts: ``"words"``, ``"characters"``, ``"bytes"``, or the path of
-            a tokenizer file; None splits columns of texts into words, and text files into
-            characters.
-        label_split: the tokenization of target texts of ``"transcribe"``, as for ``split``; None is
-            ``"characters"``.
-        tokens: whether whole numbers are tokens; None means for a language model, and in a column
-            named ``input_ids``, ``token_ids`` or ``tokens``.
-        time_gaps: whether to add the time since the previous element as a feature (CSV): 0 for the
-            first element, in the units of the time column, or in seconds if it holds dates.
-        wide: whether each row of a CSV file is a sequence, and its feature columns are the steps;
-            one numbered name in ``features``, such as t0, means all from there on. A file with one
-            row per id and three or more numbered columns, such as t0, t1, t2, is read in this way
-            too.
-        time_format: the form of the times, as for ``datetime.strptime``; None reads ISO 8601, and
-            forms such as 31/01/2024 if the whole column tells the day from the month.
-        duplicate_times: rows of a sequence with one time: ``"keep"`` them in the order of the file,
-            merge them to their ``"mean"``, or keep the ``"first"``; None keeps up to 5 % of the
-            rows, with a note, and refuses more.
-        keep_trailing: whether elements at the end of a sequence that are missing in all channels
-            are elements; else a sequence ends before them, as in padded data.
-        header: the names of the columns of a CSV file without a header, with commas between them.
-        no_header: whether a CSV file has no header; without names, its columns are ``c1`` and so
-            on.
-        label_from_name: in a folder, the regular expression that finds the label of a file in its
-            path: the first group, or all that it finds.
-
-    Raises:
-        ArgumentError: ``task``, ``split`` or ``duplicate_times`` is unknown.
-        ArgumentTypeError: a name is not a str, or several names are not in a tuple.
-
-    Example:
-        >>> Columns(label="language").task
-        'classify'
-    """
-
-    task: str = "classify"
-    need_labels: bool = True
-    sequence: str | None = None
-    label: str | None = None
-    id: str | None = None
-    time: str | None = None
-    features: tuple[str, ...] | None = None
-    static: tuple[str, ...] | None = None
-    categorical: tuple[str, ...] | None = None
-    split: str | None = None
-    label_split: str | None = None
-    tokens: bool | None = None
-    time_gaps: bool = False
-    wide: bool = False
-    time_format: str | None = None
-    duplicate_times: str | None = None
-    keep_trailing: bool = False
-    header: str | None = None
-    no_header: bool = False
-    label_from_name: str | None = None
-
-    def __post_init__(self) -> None:
-        check_task(self.task)
-        check_flag("need_labels", self.need_labels)
-        fix = "pass its name, or None"
-        for role in _ROLES:
-            check_kind(
-                role, getattr(self, role), (str, type(None)), "the name of a column, or None", fix
-            )
-        for role in LISTS:
-            names = getattr(self, role)
-            check_kind(
-                role, names, (tuple, type(None)), "a tuple of names, or None", 'pass ("a", "b")'
-            )
-            for name in names or ():
-                check_kind(role, name, str, "a tuple of names, or None", 'pass ("a", "b")')
-        check_flag("time_gaps", self.time_gaps)
-        check_flag("wide", self.wide)
-        check_flag("keep_trailing", self.keep_trailing)
-        check_flag("no_header", self.no_header)
-        check_kind("header", self.header, (str, type(None)), "names with commas, or None", fix)
-        _check_pattern(self.label_from_name)
-        form = self.time_format
-        check_kind("time_format", form, (str, type(None)), "a format of strptime, or None", fix)
-        if self.duplicate_times is not None:
-            check_choice("duplicate_times", self.duplicate_times, DUPLICATES)
-        check_kind(
-            "tokens", self.tokens, (bool, type(None)), "a bool, or None", "pass True or False"
-        )
-        for name in ("split", "label_split"):
-            split = getattr(self, name)
-            check_kind(name, split, (str, type(None)), "a text, or None", "pass e.g. characters")
-            if split is not None:
-                check_split(split, name)
-
-    @property
-    def wants_labels(self) -> bool:
-        """True if a file without labels is an error."""
-        return self.need_labels and TASKS[self.task].label is not None
-
-
-def _check_pattern(pattern: str | None) -> None:
-    fix = r"pass e.g. '^[^_]+'"
-    check_kind("label_from_name", pattern, (str, type(None)), "a regular expression", fix)
-    try:
-        re.compile(pattern or "")
-    except re.error as error:
-        got = f"{quote(pattern)} ({error})"
-        raise ArgumentError("label_from_name", got, "a regular expression", fix) from error
-
-
-def is_named(name: str, columns: Columns) -> bool:
-    """Return False for the name that pandas gives to a column without one, unless a role was given
-    to it.
-    """
-    if not re.fullmatch(r"Unnamed: \d+(\.\d+)*", name):
-        return True
-    names = [getattr(columns, role) or "" for role in _ROLES]
-    parts = [part.strip() for each in names for part in each.split(",")]
-    return name in (*parts, *(entry for role in LISTS for entry in getattr(columns, role) or ()))
-
-
-def option(name: str, value: str | bool | None = None) -> str:
-    """Write an argument of Columns, or its option, for a message."""
-    return argument(name, value=value, of="Columns")
 
 
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -442,10 +285,10 @@ def note_single(lengths: npt.NDArray[Any], is_tokens: bool) -> str | None:
     count = int((lengths <= 1).sum())
     if len(lengths) < 2 or count < 0.9 * len(lengths):
         return None
-    fix = f"to split texts into characters, pass {argument('split', 'characters', of='Columns')}"
+    fix = f"to split texts into characters, pass {option('split', 'characters')}"
     if not is_tokens:
-        wide = argument("wide", value=True, of="Columns")
-        name = argument("id", of="Columns")
+        wide = option("wide", value=True)
+        name = option("id")
         fix = f"if the columns are steps, pass {wide}; if several rows are a sequence, name the ids with {name}"
     return f"{count:,} of {len(lengths):,} sequences have at most one element: {fix}"
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from raglane import segments
+from raglane.data.columns import Columns
 from raglane.data.order.limit import pieces_of
 from raglane.data.prepare.statistics import Statistics
-from raglane.data.records import Columns
 from raglane.ragged import Ragged
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from raglane._utils.files import write_files
 from raglane._utils.messages import count_of, metric_words, shorten
 from raglane._utils.table import Table, escaped
+from raglane.data.assemble.errors import attempt
 from raglane.data.dataset import Dataset
 from raglane.data.prepare.lengths import Distribution, summary
 from raglane.data.splitting import join_tokens
@@ -125,29 +126,34 @@ def _measure(
     forecasts: list[Block] = []
     on, records = parts.measured
     if on:
-        try:
-            if not records.is_in_memory and len(rows := sampled_rows(records, settings.seed)) < len(
-                records
-            ):
-                # Reading all of them can take as long as an epoch.
-                notes.append(
-                    f"Measured on {len(rows):,} of the {len(records):,} sequences of the {on} part."
-                )
-                records = records.subset(rows)
-            evaluation = evaluate(
-                saved, records, device=device, horizon=steps_ahead(saved, records)
+        rows = None if records.is_in_memory else sampled_rows(records, settings.seed)
+        if rows is not None and len(rows) < len(records):
+            # Reading all of them can take as long as an epoch.
+            notes.append(
+                f"Measured on {len(rows):,} of the {len(records):,} sequences of the {on} part."
             )
-            each = measure_sequences(saved, records, device, settings.seed)
-            forecasts = forecast_pictures(saved, records, device, on)
-        except DataError as error:
+            records = records.subset(rows)
+        results = attempt(_scores, saved, records, device, settings.seed)
+        if isinstance(results, DataError):
             # E.g. a label unseen in training, which must not prevent a card.
-            notes.append(f"Not measured on the {on} part: {error}")
+            notes.append(f"Not measured on the {on} part: {results}")
+        else:
+            evaluation, each = results
+            forecasts = forecast_pictures(saved, records, device, on)
     if on == "training":
         notes.append("Nothing was held out: these are the results on the training part.")
     skipped = left_out(*parts.known.values())
     if skipped:
         notes.append(f"Invalid rows left out: {len(skipped):,}; {SKIPPED} lists them.")
     return _Measured(saved, result, evaluation, each, on, forecasts), notes
+
+
+def _scores(
+    saved: SavedModel, records: Dataset, device: Any, seed: int
+) -> tuple[Evaluation, SequenceScores | None]:
+    """Return the results on some data, and those of single sequences."""
+    evaluation = evaluate(saved, records, device=device, horizon=steps_ahead(saved, records))
+    return evaluation, measure_sequences(saved, records, device, seed)
 
 
 class _Measured(NamedTuple):

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raglane._utils.messages import printable
-from raglane.runs.sources import DEFAULT_DATA, ColumnNames, SavedSource
-from raglane.training.options import DATA, MODEL, RUN, TRAINING, flag_of, options
+from raglane._utils.options import DATA, MODEL, RUN, TRAINING, flag_of, in_words, options
+from raglane.runs.sources import DEFAULT_DATA, SavedSource, Source
 from raglane.training.settings import Settings
 
 _PANELS = (DATA, MODEL, TRAINING, RUN)
@@ -52,7 +52,7 @@ def entries(chosen: Any, comments: Mapping[str, str] | None = None) -> list[Entr
     return [
         Entry(
             key_of(chosen, name),
-            getattr(chosen, name),
+            in_words(getattr(chosen, name), option),
             option.unset or "",
             comments.get(name, ""),
             option.panel,
@@ -71,6 +71,7 @@ def words_of(chosen: Any, always: str = "") -> list[str]:
         if field.name not in option_of or value is None or is_default:
             continue
         flag = flag_of(type(chosen), field.name)
+        value = in_words(value, option_of[field.name])
         if value is True:
             words.append(flag)
         else:
@@ -105,15 +106,15 @@ def as_toml(listed: Iterable[Entry], heading: str = "") -> str:
 
 def run_config(settings: Settings, data: Mapping[str, Any]) -> bytes:
     """Return the content of ``run.toml``, which repeats a run."""
-    saved = dataclasses.asdict(SavedSource(None, None, ColumnNames(), None, None)) | dict(data)
-    columns = saved["columns"]
+    saved = dataclasses.asdict(SavedSource(None, None, {}, None, None)) | dict(data)
+    source = Source(None, None).chosen(saved["columns"])
     paths = [
         _path_entry("data", saved["path"] if data else ""),
         Entry("format", saved["format"], _UNSET["format"]),
         _path_entry("validation", saved["validation"]),
         _path_entry("test", saved["test"]),
     ]
-    listed = [*paths, *entries(ColumnNames(**columns)), *entries(settings)]
+    listed = [*paths, *entries(source.columns), *entries(source), *entries(settings)]
     is_demo = bool(data) and saved["path"] is None
     return (as_toml(listed, _OF_DEMO if is_demo else _REPEATS) + "\n").encode()
 

@@ -17,16 +17,16 @@ import torch
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import as_path
 from raglane._utils.messages import nearest, quote, require
+from raglane._utils.options import options as described
 from raglane.data.dataset import Dataset
 from raglane.errors import ArgumentTypeError
 from raglane.runs.options import FitOptions
 from raglane.runs.progress import BarWatcher, CallingWatcher
 from raglane.runs.run import Run
-from raglane.runs.sources import ColumnNames, Source, Sources, chosen_columns
+from raglane.runs.sources import Source, Sources
 from raglane.runs.training import train_run
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.job import TrainingResult
-from raglane.training.options import options as described
 from raglane.training.own_cell import name_cell
 from raglane.training.run import follow
 from raglane.training.settings import Settings
@@ -102,7 +102,7 @@ def fit(
     if callback is not None:
         rule = "a function of the losses and metrics of an epoch"
         check_kind("callback", callback, Callable, rule, "pass e.g. print, or leave it out")
-    source = Source(None, format, ColumnNames(**columns))
+    source = Source(None, format).chosen(columns)
     validated = None if validation is None else source.of(*_pair(validation), "validation")
     tested = None if test is None else source.of(*_pair(test), "test")
     notes: list[str] = []
@@ -137,7 +137,8 @@ def _run_of(result: TrainingResult, notes: tuple[str, ...], test: Dataset | None
 
 def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings and the columns among the options."""
-    settings, columns = [[field.name for field in fields(kind)] for kind in (Settings, ColumnNames)]
+    settings = [field.name for field in fields(Settings)]
+    columns = list(Source(None, None).stored)
     unknown = next((name for name in options if name not in (*settings, *columns)), None)
     if unknown is not None:
         near = nearest(unknown, [*settings, *columns, *(fit.__kwdefaults__ or ())])
@@ -145,9 +146,7 @@ def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
         rule = "an option of raglane.training.settings.Settings, or a column"
         raise ArgumentTypeError("options", quote(unknown), rule, fix)
     chosen = {name: _typed(name, value) for name, value in options.items() if name in settings}
-    return chosen, chosen_columns(
-        {name: value for name, value in options.items() if name in columns}
-    )
+    return chosen, {name: value for name, value in options.items() if name in columns}
 
 
 def _typed(name: str, value: Any) -> Any:

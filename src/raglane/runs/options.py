@@ -1,7 +1,8 @@
 """The keyword arguments of ``rl.fit`` and of the methods of a run, to type checkers.
 
-They are the fields of :class:`~raglane.training.settings.Settings` and of
-:class:`~raglane.runs.sources.ColumnNames`, which have their defaults, rules and help texts.
+They are the options of :class:`~raglane.training.settings.Settings`,
+:class:`~raglane.data.Columns` and :class:`~raglane.runs.sources.Source`, which have their defaults,
+rules and help texts.
 """
 
 from __future__ import annotations

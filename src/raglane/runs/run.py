@@ -18,7 +18,7 @@ from raglane.data.dataset import Dataset
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import ArgumentError, DataError
 from raglane.runs.options import ColumnOptions
-from raglane.runs.sources import ColumnNames, SavedSource, Source, chosen_columns, renamed
+from raglane.runs.sources import SavedSource, Source
 from raglane.runs.tables import TablePredictor
 from raglane.training import inference
 from raglane.training.checkpoint import (
@@ -35,7 +35,7 @@ from raglane.training.own_cell import NamedCode, named_code, take_code
 from raglane.training.results import Evaluation, Predictions
 from raglane.training.run import TrainingResult, load_description
 from raglane.training.state import load_progress
-from raglane.training.stored import build, reading
+from raglane.training.stored import reading
 
 if TYPE_CHECKING:
     from raglane.export import Exported
@@ -349,8 +349,8 @@ class Run:
             DataError: the data cannot be read.
         """
         with reading(self.folder or _PICKLE):
-            trained = build(ColumnNames, self.saved.columns, "columns")
-        source = Source(None, format, renamed(trained, chosen_columns(columns))).of(data, labels)
+            trained = Source(None, format).chosen(self.saved.columns)
+        source = trained.chosen(columns).of(data, labels)
         records = source.read(self.task, need_labels=need_labels)
         if source.held is None:
             is_named = any(columns.get(role) for role in ("sequence", "features", "static"))

@@ -4,188 +4,42 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raglane._utils.files import as_path
 from raglane._utils.messages import argument, quote
+from raglane._utils.options import DATA, check, option, options
+from raglane.data.columns import LISTS, READING, Columns, arguments_of
 from raglane.errors import ArgumentError, ArgumentTypeError, DataError
-from raglane.tasks import DUPLICATES, TASKS
-from raglane.training.options import DATA, check, option, options
+from raglane.tasks import TASKS, guessed_in
 from raglane.training.settings import ModelSettings
 
 if TYPE_CHECKING:
     from raglane.data.dataset import Dataset
     from raglane.data.formats import File
-    from raglane.data.records import Columns
 
 
 DEFAULT_DATA = "Japanese vowels"
 
 
-def _column(role: str, help: str, unset: str) -> Any:
-    """Return a field of :class:`ColumnNames` for the columns of a role."""
-    return option(None, help, DATA, flag=f"--{role}-column", unset=unset)
-
-
-@dataclass(frozen=True)
-class ColumnNames:
-    """The names of columns, as in :class:`~raglane.data.Columns`, and the reading of files; stored
-    in config.json.
-    """
-
-    sequence: str | None = _column(
-        "sequence",
-        "Column of sequences (Parquet, JSON lines), or of texts (CSV).",
-        "the only candidate",
-    )
-    label: str | None = _column("label", "Column of labels.", "the only candidate")
-    id: str | None = _column(
-        "id",
-        "Column of IDs of sequences; in a CSV file, rows with the same ID are one sequence; store,product joins two.",
-        "by its name, or by times that repeat",
-    )
-    time: str | None = _column(
-        "time",
-        "Column that orders the rows of a sequence (CSV); Date,Time for two columns, none if the rows are in order.",
-        "by its name, else the order of the file",
-    )
-    time_format: str | None = option(
-        None,
-        "Form of the times, as for strptime, e.g. %d/%m/%Y.",
-        DATA,
-        metavar="FORMAT",
-        unset="ISO 8601, or by the whole column",
-    )
-    duplicate_times: str | None = option(
-        None,
-        "Rows of a sequence with one time: keep them, merge them to their mean, or keep the first.",
-        DATA,
-        choices=DUPLICATES,
-        unset="keep up to 5 % of the rows",
-    )
-    features: list[str] | None = _column(
-        "feature",
-        "Column of a feature per element; several: repeat it, or a,b.",
-        "CSV: all others; else only the sequences",
-    )
-    static: list[str] | None = _column(
-        "static", "Column of a feature per sequence; several: repeat it, or a,b.", "none"
-    )
-    categorical: list[str] | None = _column(
-        "categorical",
-        "Column of a feature whose numbers are categories; several: repeat it, or a,b.",
-        "columns of words",
-    )
-    split: str | None = option(
-        None,
-        "Split of texts into tokens: words, characters, bytes, or a Hugging Face tokenizer file.",
-        DATA,
-        metavar="words|characters|bytes|FILE",
-        unset="columns: words, or characters if nearly all texts are one word; files: characters",
-    )
-    label_split: str | None = option(
-        None,
-        "Split of target texts into tokens, as for --split (transcribe).",
-        DATA,
-        metavar="words|characters|bytes|FILE",
-        unset="characters",
-    )
-    tokens: str | None = option(
-        None,
-        "Read whole numbers as tokens.",
-        DATA,
-        choices=("yes", "no"),
-        unset="for language models, and columns named input_ids, token_ids or tokens",
-    )
-    wide: bool = option(
-        False,
-        "Each row is a sequence, and the columns of features are its steps (CSV); also if they are numbered.",
-        DATA,
-    )
-    time_gaps: bool = option(
-        False, "Add the time since the previous element as a feature (CSV).", DATA
-    )
-    keep_trailing: bool = option(
-        False,
-        "Keep elements at the end of a sequence that are missing in all channels, as in padded data.",
-        DATA,
-    )
-    header: str | None = option(
-        None,
-        "Names of the columns of a CSV file without a header, with commas between them.",
-        DATA,
-        metavar="NAMES",
-    )
-    no_header: bool = option(
-        False, "A CSV file has no header: its columns are --header, or c1, c2 and so on.", DATA
-    )
-    label_from_name: str | None = option(
-        None,
-        "In a folder, the label of a file is what this pattern finds in its path: its group, or all.",
-        DATA,
-        metavar="REGEX",
-    )
-    on_bad_row: str = option(
-        "raise",
-        "raise: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
-        DATA,
-        choices=("raise", "skip"),
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-def chosen_columns(names_of: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of :class:`ColumnNames` for columns named in Python."""
-    # Imported here, because help texts read ColumnNames without torch.
-    from raglane._utils.checks import check_flag, check_kind
-    from raglane.data.records import LISTS
-
-    valid = tuple(options(ColumnNames))
-    chosen: dict[str, Any] = {}
-    for name, value in names_of.items():
-        if name not in valid:
-            raise ArgumentTypeError(
-                "options", quote(name), f"one of {', '.join(valid)}", "check the name"
-            )
-        if name in LISTS and value is not None:
-            value = [value] if isinstance(value, str) else value
-            check_kind(name, value, (list, tuple), "a list of column names", 'pass ["a", "b"]')
-        if name == "tokens" and isinstance(value, bool):
-            value = "yes" if value else "no"
-        flags = ("wide", "time_gaps", "keep_trailing", "no_header")
-        if name in flags and value is not None:
-            chosen[name] = check_flag(name, value)
-            continue
-        for entry in value if isinstance(value, (list, tuple)) else [value]:
-            check_kind(
-                name, entry, (str, type(None)), "a string, or None", "pass the name of a column"
-            )
-        chosen[name] = list(value) if isinstance(value, tuple) else value
-    return chosen
-
-
-def renamed(trained: ColumnNames, names_of: Mapping[str, Any]) -> ColumnNames:
-    """Return the columns of new data: those of training, replaced by the given ones of
-    :func:`chosen_columns`.
-    """
-    if names_of.get("sequence") is not None and trained.sequence is None:
+def _renamed(trained: Columns, given: Mapping[str, Any]) -> Columns:
+    """Return the columns of new data: those of training, replaced by the given ones."""
+    named = Columns(**given)
+    if named.sequence is not None and trained.sequence is None:
         # The sequences were the feature columns in training, and are another column now.
-        gone = {*(trained.features or ())} - {*(names_of.get("features") or ())}
-        categorical = [name for name in trained.categorical or () if name not in gone]
+        gone = {*(trained.features or ())} - {*(named.features or ())}
+        categorical = tuple(name for name in trained.categorical or () if name not in gone)
         trained = replace(trained, features=None, categorical=categorical or None)
     for role in ("features", "static"):
         before = getattr(trained, role) or ()
-        now = names_of.get(role) or ()
+        now = getattr(named, role) or ()
         if len(before) == len(now) > 0:
             names = dict(zip(before, now, strict=True))
-            categorical = [names.get(name, name) for name in trained.categorical or ()]
+            categorical = tuple(names.get(name, name) for name in trained.categorical or ())
             trained = replace(trained, categorical=categorical or None)
-    return replace(trained, **names_of)
+    return replace(trained, **given)
 
 
 @dataclass(frozen=True)
@@ -196,11 +50,33 @@ class Source:
 
     path: Path | None
     format: str | None
-    columns: ColumnNames = ColumnNames()
+    columns: Columns = field(default_factory=Columns)
+    on_bad_row: str = option(
+        "raise",
+        "raise: stop at an invalid row; skip: leave it out and list it in skipped.jsonl.",
+        DATA,
+        choices=("raise", "skip"),
+    )
     # Data and labels in memory, instead of a file.
     held: tuple[Any, Any] | None = None
     # The parsed file, until the training begins.
-    parsed: dict[Path, File] | None = field(default=None, compare=False, repr=False)
+    parsed: dict[Path, Any] | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def chosen(self, values: Mapping[str, Any]) -> Source:
+        """Return the source with some options replaced, which :attr:`stored` lists."""
+        columns = {name: value for name, value in values.items() if name not in options(Source)}
+        rows = {name: value for name, value in values.items() if name in options(Source)}
+        return replace(self, columns=_renamed(self.columns, arguments_of(columns)), **rows)
+
+    @property
+    def stored(self) -> dict[str, Any]:
+        """The columns and the treatment of bad rows by name, as files of a run have them."""
+        return {
+            name: getattr(of, name) for of in (self.columns, self) for name in options(type(of))
+        }
 
     def of(self, data: Any, labels: Any = None, name: str = "data") -> Source:
         """Return another source with the same columns: a path, or data in memory."""
@@ -252,9 +128,9 @@ class Source:
             return japanese_vowels()[0 if role == "train" else 1]
         asked = self.asked(task, need_labels=need_labels)
         if self.held is not None:
-            on_bad_row: Any = self.columns.on_bad_row  # one of its choices
+            on_bad_row: Any = self.on_bad_row  # one of its choices
             return read(self.held[0], asked, labels=self.held[1], on_bad_row=on_bad_row)
-        if self.columns.on_bad_row == "raise":
+        if self.on_bad_row == "raise":
             from raglane.data.dataset import Dataset
 
             return Dataset(self._file(asked).records(asked))
@@ -293,7 +169,7 @@ class Source:
         from raglane.data.formats import pick
 
         path = self.path or Path()
-        tasks = tasks_of(loss) or list(pick(path, self.format).tasks)
+        tasks = tasks_of(loss) or list(guessed_in(pick(path, self.format).row))
         if self.columns.label is not None and len(tasks) > 1:
             # A forecast has no label.
             tasks = [task for task in tasks if task != "forecast"]
@@ -301,14 +177,13 @@ class Source:
 
     def _guess_file(self, path: Path, tasks: Sequence[str]) -> tuple[Dataset, str]:
         """Return a file with the first task that its labels allow."""
-        from raglane.data.assemble.errors import refused
-        from raglane.data.assemble.pieces import attempt
+        from raglane.data.assemble.errors import attempt, refused
         from raglane.data.dataset import Dataset
         from raglane.data.roles import Refusal
 
         asked = self.asked(tasks[0])
-        is_strict = self.columns.on_bad_row == "raise"
-        file = self._file(asked) if is_strict else attempt(lambda: self._file(asked))
+        is_strict = self.on_bad_row == "raise"
+        file = self._file(asked) if is_strict else attempt(self._file, asked)
         if isinstance(file, DataError):
             return self._guess_skipping(tasks, file)
         guess = file.guess(asked, tasks)
@@ -325,11 +200,11 @@ class Source:
         """Return a file that cannot be read whole with the task for which the fewest rows must be
         skipped.
         """
-        from raglane.data.assemble.pieces import attempt
+        from raglane.data.assemble.errors import attempt
 
         read: list[tuple[Dataset, str]] = []
         for task in tasks:
-            dataset = attempt(partial(self.read, task))
+            dataset = attempt(self.read, task)
             if not isinstance(dataset, DataError):
                 read.append((dataset, task))
         if not read:
@@ -338,23 +213,19 @@ class Source:
 
     def _guess_in_memory(self, loss: str | None) -> tuple[Dataset, str]:
         """Return data in memory with its task, which a Dataset determines."""
-        from raglane.data.assemble.errors import refused
+        from raglane.data.assemble.errors import accepted
         from raglane.data.assemble.opened import guess
         from raglane.data.dataset import Dataset
-        from raglane.data.formats import GUESSED
         from raglane.data.memory import InMemory
         from raglane.data.reading import check_in_memory
-        from raglane.data.roles import Refusal
 
         data, labels = self.held or (None, None)
         if not isinstance(data, Dataset):
-            check_in_memory(None, self.columns.on_bad_row)
+            check_in_memory(None, self.on_bad_row)
             memory = InMemory(data, labels)
-            tasks = tasks_of(loss) or list(GUESSED)
-            found = guess(memory, self.asked(tasks[0]), tasks)
-            if isinstance(found, Refusal):
-                raise refused(memory.path, found)
-            return Dataset(memory.records(self.asked(found.task), found.roles)), found.task
+            tasks = tasks_of(loss) or list(guessed_in("sequence"))
+            first = accepted(memory.path, guess(memory, self.asked(tasks[0]), tasks))
+            return Dataset(memory.records(self.asked(first.task), first.roles)), first.task
         data = data if labels is None else self.read("classify")
         if not data.is_in_memory:
             return data, data.columns.task
@@ -365,56 +236,33 @@ class Source:
 
     def asked(self, task: str, *, need_labels: bool = True) -> Columns:
         """Return the columns that a reader is to read."""
-        from raglane.data.records import LISTS, Columns
-
         if self.columns.label_split is not None and TASKS[task].label != "sequence":
             rule = "left out for all tasks except transcribe, whose labels are sequences"
             raise ArgumentError(
                 "label_split", quote(self.columns.label_split), rule, "leave it out"
             )
-        named = asdict(self.columns)
-        del named["on_bad_row"]
-        # ColumnNames has lists, because it is stored as JSON.
-        named["tokens"] = None if self.columns.tokens is None else self.columns.tokens == "yes"
-        named |= {name: tuple(named[name]) if named[name] else None for name in LISTS}
-        return Columns(task=task, need_labels=need_labels, **named)
+        return replace(self.columns, task=task, need_labels=need_labels)
 
     def found_in(self, records: Dataset) -> dict[str, Any]:
         """Return the columns for other files of this kind: the named and the detected ones.
 
-        Detected ID and time columns are not included, because other files may have none.
+        Detected ID and time columns are not included, because other files may have none; nor are
+        bad rows left out, which each prediction chooses.
         """
-        from raglane.data.records import LISTS
+        from raglane.data.sources.ipc import with_names
 
         used = records.columns
-        guessed: dict[str, Any] = {"sequence": used.sequence, "label": used.label}
-        guessed |= {"split": used.split, "label_split": used.label_split}
-        guessed |= {"keep_trailing": used.keep_trailing}
-        for name in LISTS:
-            names = getattr(used, name)
-            guessed[name] = None if names is None else list(names)
+        detected = {"sequence", "label", "split", "label_split", "keep_trailing", "wide", *LISTS}
         if not records.is_in_memory:
             # Other data is read as the converted data was.
-            words = {None: None, True: "yes", False: "no"}
-            guessed["tokens"] = words[used.tokens]
-            guessed |= {"time_gaps": used.time_gaps, "time": used.time, "wide": used.wide}
-            guessed |= {"time_format": used.time_format, "duplicate_times": used.duplicate_times}
-            guessed |= {"header": used.header, "no_header": used.no_header}
-            guessed["label_from_name"] = used.label_from_name
-            if used.sequence == "sequence":
-                # The default name in a converted folder; columns with this name are detected.
-                guessed["sequence"] = None
-        asked = asdict(self.columns)
-        columns = {
-            name: guessed.get(name) if named in (None, [], False) else named
-            for name, named in asked.items()
-        }
-        flags = ("time_gaps", "keep_trailing", "no_header")
-        columns |= {name: bool(columns[name]) for name in flags}
-        columns["wide"] = self.columns.wide or used.wide
-        # Each prediction chooses the treatment of invalid rows.
-        columns["on_bad_row"] = "raise"
-        return columns | {"categorical": guessed["categorical"] or columns["categorical"]}
+            detected |= {"tokens", "time", *READING}
+        names = {name: getattr(used, name) for name in detected}
+        if not records.is_in_memory and used.sequence == "sequence":
+            # The default name in a converted folder; columns with this name are detected.
+            names["sequence"] = None
+        columns = with_names(self.columns, names)
+        columns = replace(columns, categorical=used.categorical or columns.categorical)
+        return replace(self, columns=columns, on_bad_row="raise").stored
 
 
 class Sources(NamedTuple):
@@ -426,7 +274,7 @@ class Sources(NamedTuple):
     validation: Source | None = None
     test: Source | None = None
 
-    def with_parsed(self, parsed: dict[Path, File] | None) -> Sources:
+    def with_parsed(self, parsed: dict[Path, Any] | None) -> Sources:
         """Return sources of which the training data is parsed once, and then taken from there."""
         return self._replace(training=replace(self.training, parsed=parsed))
 
@@ -466,7 +314,7 @@ class SavedSource:
 
     path: str | None
     format: str | None
-    columns: ColumnNames
+    columns: Mapping[str, Any]
     validation: str | None
     test: str | None
 
@@ -477,7 +325,7 @@ class SavedSource:
         def text(other: Source | None) -> str | None:
             return None if other is None or other.path is None else str(other.path.absolute())
 
-        return cls(text(source), source.format, source.columns, text(validation), text(test))
+        return cls(text(source), source.format, source.stored, text(validation), text(test))
 
     @classmethod
     def load(cls, run: Path, data: Mapping[str, Any]) -> SavedSource:
@@ -486,11 +334,14 @@ class SavedSource:
         from raglane.training.stored import build, reading
 
         with reading(run / DESCRIPTION):
-            return build(cls, data, "data")
+            saved = build(cls, data, "data")
+            saved.source(None)
+        return saved
 
     def source(self, path: str | None) -> Source:
         """Return the source of a file with the run's format and columns."""
-        return Source(None if path is None else Path(path), self.format, self.columns)
+        source = Source(None if path is None else Path(path), self.format)
+        return source.chosen(self.columns)
 
 
 def tasks_of(loss: str | None) -> list[str]:

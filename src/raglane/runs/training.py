@@ -20,7 +20,7 @@ from raglane.runs.configuration import run_config
 from raglane.runs.dry_run import try_run
 from raglane.runs.parts import Log, read_parts
 from raglane.runs.progress import LoggingWatcher, check_logger
-from raglane.runs.sources import ColumnNames, SavedSource, Source, Sources, check_default
+from raglane.runs.sources import SavedSource, Source, Sources, check_default
 from raglane.training.checkpoint import read_model
 from raglane.training.folder import (
     DESCRIPTION,
@@ -104,7 +104,7 @@ def train_run(
             _check(settings)
             records = sources.training.open(settings.task)
         else:
-            sources = sources or Sources(Source(None, None, ColumnNames(**columns)))
+            sources = sources or Sources(Source(None, None).chosen(columns))
             claim = partial(claimed, overwrite=overwrite, dry_run=dry_run)
             if out is not None:
                 stack.enter_context(claim(out))
@@ -287,7 +287,7 @@ def _resumed(
     # A user-defined cell must be that of the run, and is not compared as text.
     check_named(before.settings.cell, cell)
     chosen = {name: value for name, value in chosen.items() if name != "cell" or cell is None}
-    settings = replace(before.settings, **_changes_of(folder, before.settings, chosen))
+    settings = replace(before.settings, **_changes_of(folder, asdict(before.settings), chosen))
     if not before.data:
         if other_sources is None:
             rule = "a run with data in files; this one was trained in Python, on data in memory"
@@ -295,28 +295,30 @@ def _resumed(
             raise ArgumentError("resume", quote(str(folder)), rule, fix)
         return settings, other_sources
     saved = SavedSource.load(folder, before.data)
-    _changes_of(folder, saved.columns, columns)
-    named = other_sources or Sources(saved.source(saved.path))
+    training = saved.source(saved.path)
+    _changes_of(folder, training.stored, training.chosen(columns).stored)
+    named = other_sources or Sources(training)
 
     def part(source: Source | None, path: str | None) -> Source | None:
         if source is None:
             return None if path is None else saved.source(path)
-        return replace(source, columns=saved.columns, format=source.format or saved.format)
+        return of_run(source)
 
-    training = replace(
-        named.training, columns=saved.columns, format=named.training.format or saved.format
-    )
+    def of_run(source: Source) -> Source:
+        return replace(source.chosen(saved.columns), format=source.format or saved.format)
+
     return settings, Sources(
-        training, part(named.validation, saved.validation), part(named.test, saved.test)
+        of_run(named.training),
+        part(named.validation, saved.validation),
+        part(named.test, saved.test),
     )
 
 
 def _changes_of(
-    folder: Path, before: Settings | ColumnNames, values: Mapping[str, Any]
+    folder: Path, before: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the given settings that differ from a run's, or raise if they may not change."""
-    before_values = asdict(before)
-    changes = {name: value for name, value in values.items() if value != before_values[name]}
+    changes = {name: value for name, value in values.items() if value != before[name]}
     refused = next((name for name in changes if name not in _CHANGEABLE), None)
     if refused is not None:
         rule = (

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, get_type_hints
 from raglane._utils.files import put_folder, write_file
 from raglane._utils.lock import locked, turn
 from raglane._utils.messages import argument, nearest, quote, require
+from raglane._utils.options import check_value, options
 from raglane.errors import ArgumentError, CheckpointError, DivergedError
 from raglane.runs.card import Parts
 from raglane.runs.comparison import compare, has_model
@@ -29,7 +30,6 @@ from raglane.runs.configuration import Entry, entry_in_toml, key_of, run_config
 from raglane.tasks import TASKS
 from raglane.training.folder import LAST, REPORT, check_folder, find
 from raglane.training.job import identity
-from raglane.training.options import check_value, options
 from raglane.training.run import train
 from raglane.training.settings import Settings
 from raglane.training.state import Callback, TrainingState

@@ -17,6 +17,7 @@ from raglane.cells.spec import CellSpec
 from raglane.kernels.cpu.prepared import Kernel, PreparedLayer, PreparedProgram, Rows
 from raglane.kernels.program.backend import ready, step_of
 from raglane.native.library import cell_facts, has_cell
+from raglane.nn.recurrent.packed_weights import pack_products
 from raglane.nn.recurrent.stack import Stack
 from raglane.programs.graph import Refused
 from raglane.programs.lower import Lowered, Lowering
@@ -119,6 +120,7 @@ class Whole(Kernel):
 def _whole_stage(module: Any, starts: Sequence[Tensor], reads: Sequence[int]) -> Stage:
     """Return a stage of a block, of a copy that a training does not change."""
     frozen = replaced(module, lambda tensor: tensor.detach().clone())
+    pack_products(frozen)
     tensors = dict(frozen.named_parameters())
     kernel = Whole(frozen, [start.shape[0] for start in starts])
     return Stage(kernel, reads, starts, repr(frozen), " ".join(tensors), *tensors.values())

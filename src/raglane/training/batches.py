@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Sampler
 
 from raglane._utils.messages import argument
-from raglane.data.collate import collate
+from raglane.data.collation import collate
 from raglane.data.dataset import Dataset
 from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.order.tbptt import TBPTTSampler

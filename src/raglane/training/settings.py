@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from raglane._utils.messages import argument, quote, same_word
+from raglane._utils.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
 from raglane.errors import ArgumentError
 from raglane.tasks import TASKS, Terms
-from raglane.training.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
 from raglane.training.own_cell import is_own
 from raglane.training.stored import build
 

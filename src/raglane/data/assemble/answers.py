@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from raglane.data.records import Columns
+from raglane.data.columns import Columns
 from raglane.data.roles.words import resolved
 from raglane.data.sources.conll import words_of
 from raglane.data.sources.files import data_error, decode, read_bytes

@@ -11,16 +11,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
+from raglane.data.arrays import Entries, Integers
 from raglane.data.assemble.elements import records_of_rows
+from raglane.data.assemble.errors import accepted
 from raglane.data.assemble.grouping import is_plain
 from raglane.data.assemble.pieces import Piece, sift
-from raglane.data.assemble.rows import roles_of, row_piece
+from raglane.data.assemble.rows import row_piece
 from raglane.data.assemble.times import joined_ids
-from raglane.data.records import Columns, Records
-from raglane.data.roles import Facts, Roles, Shape
+from raglane.data.columns import Columns
+from raglane.data.records import Records
+from raglane.data.roles import Facts, Roles, Shape, decide_rows
 from raglane.data.roles.rules import with_parts
 from raglane.data.sources.csv import (
     check_bytes,
@@ -32,7 +34,6 @@ from raglane.data.sources.csv import (
 )
 from raglane.data.sources.lines import Start
 from raglane.data.typed.column import Column, Written, concatenated
-from raglane.data.typed.decimals import Entries
 
 _Columns = dict[str, Column]
 
@@ -48,7 +49,7 @@ def csv_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piec
     header = header_of(path, rows, columns)
     columns = with_parts(columns, header)
     # The first rows decide about a row per element; about steps and texts, all rows.
-    roles = roles_of(path, Facts(named_columns(header, rows[1:])), columns)
+    roles = accepted(path, decide_rows(Facts(named_columns(header, rows[1:])), columns))
     if roles.shape is Shape.ELEMENTS and roles.id:
         tables = partial(plain_tables, path, header, columns)
         survey = _survey(tables(), roles.id)
@@ -78,7 +79,7 @@ def _tables(path: Path, header: list[str], columns: Columns) -> Iterator[_Column
 
 def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> Iterator[Piece]:
     """Yield the sequences of typed columns as one piece."""
-    roles = roles_of(path, Facts(table), columns)
+    roles = accepted(path, decide_rows(Facts(table), columns))
     if roles.shape is not Shape.ELEMENTS:
         yield row_piece(path, table, columns, roles)
         return
@@ -99,7 +100,7 @@ def _series_piece(
     table: Mapping[str, Column],
     columns: Columns,
     roles: Roles,
-    rows: npt.NDArray[np.int64],
+    rows: Integers,
 ) -> Piece:
     """Return one series as a piece; its rows can be left out one by one."""
     facts = Facts(table)
@@ -147,7 +148,7 @@ class _File:
             numbers = np.arange(first, first + _count(table))
             yield self.piece(table, numbers, first + len(numbers))
 
-    def piece(self, table: Mapping[str, Column], numbers: npt.NDArray[np.int64], end: int) -> Piece:
+    def piece(self, table: Mapping[str, Column], numbers: Integers, end: int) -> Piece:
         """Return a piece of whole sequences; ``numbers`` are those of the rows in the file."""
         starts = _run_starts(table, self.roles.id)
         bounds = np.append(starts, len(numbers))
@@ -215,15 +216,13 @@ def _both(first: _Columns, second: _Columns) -> _Columns:
     return {name: concatenated([column, second[name]]) for name, column in first.items()}
 
 
-def _run_starts(table: Mapping[str, Column], ids: tuple[str, ...]) -> npt.NDArray[np.int64]:
+def _run_starts(table: Mapping[str, Column], ids: tuple[str, ...]) -> Integers:
     """Return 0 and the rows whose id differs from the previous one."""
     codes = Facts({name: table[name] for name in ids}).numbered(*ids)
     return np.concatenate([[0], np.flatnonzero(codes[1:] != codes[:-1]) + 1])
 
 
-def _ids_at(
-    table: Mapping[str, Column], ids: tuple[str, ...], rows: npt.NDArray[np.int64]
-) -> Entries:
+def _ids_at(table: Mapping[str, Column], ids: tuple[str, ...], rows: Integers) -> Entries:
     return joined_ids([table[name].take(rows).words() for name in ids])
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import argument, quote
-from raglane.data.assemble.errors import refused
+from raglane.data.arrays import Array, Bools, Entries, Integers, Values
+from raglane.data.assemble.errors import accepted, refused
 from raglane.data.assemble.grouping import (
     SortedRows,
     check_rows,
@@ -19,24 +19,15 @@ from raglane.data.assemble.grouping import (
     refuse_spaces,
 )
 from raglane.data.assemble.targets import labels_in, split_targets
-from raglane.data.names import MISSING_WORDS, NO_TIME, TIME_NAMES
-from raglane.data.records import (
-    TIME_GAP,
-    Columns,
-    Feature,
-    Records,
-    RoleNotes,
-    Targets,
-    as_float32,
-    option,
-)
+from raglane.data.columns import Columns, option
+from raglane.data.names import ID_NAMES, MISSING_WORDS, NO_TIME, TIME_NAMES
+from raglane.data.records import TIME_GAP, Feature, Records, RoleNotes, Targets, as_float32
 from raglane.data.roles import Facts, Refusal, Roles
 from raglane.data.roles.labels import label_of, one_label
 from raglane.data.roles.rules import named_features
 from raglane.data.sources.files import data_error
 from raglane.data.typed import decimals
-from raglane.data.typed.column import Bools, Column, Integers, Written
-from raglane.data.typed.decimals import Entries
+from raglane.data.typed.column import Column
 from raglane.tasks import TASKS
 
 
@@ -55,9 +46,7 @@ def records_of_rows(
     rows = np.arange(count) if rows is None else rows
     check_rows(path, entries, rows)
     table = grouped(path, entries, columns, roles, rows)
-    named = named_features(columns, list(table.columns))
-    if isinstance(named, Refusal):
-        raise refused(path, named)
+    named = accepted(path, named_features(columns, list(table.columns)))
     static = named.of_sequences
     free = [name for name in table.columns if name not in (table.id, table.time, *static)]
     label = _label(table, columns, roles, static)
@@ -105,9 +94,8 @@ def _label(table: SortedRows, columns: Columns, roles: Roles, static: Sequence[s
         return _Label(roles.label, roles.about, () if is_named else roles.about)
     ids = () if table.id is None else (table.id,)
     facts = Facts(table.columns)
-    choice = label_of(facts, columns, ids, (table.id, table.time, *static))
-    if isinstance(choice, Refusal):
-        raise refused(table.path, choice)
+    others = (table.id, table.time, *static)
+    choice = accepted(table.path, label_of(facts, columns, ids, others))
     notes = tuple(filter(None, [choice.note]))
     return _Label(",".join(choice.names), notes, notes if columns.label is None else ())
 
@@ -143,7 +131,9 @@ def _free_features(
     table: SortedRows, columns: Columns, free: list[str], label: str | None
 ) -> tuple[list[str], tuple[str, ...]]:
     """Return the columns without another role, and notes on what is left out."""
+    free, numbered = _without_row_numbers(table, free)
     free, dated = _without_dates(table, columns, free)
+    dated = (*numbered, *dated)
     each = (label, columns.label)
     labels = [name for names in each if names is not None for name in table.label_columns(names)]
     features = [name for name in free if name not in labels]
@@ -153,10 +143,15 @@ def _free_features(
     return features, (*dated, *words)
 
 
-def _marked(column: Column, odd: Bools) -> list[str]:
-    """Return the entries that are no numbers, with the decimal marks of a CSV file."""
-    entries = column.entries if isinstance(column, Written) else column.words()
-    return list(entries[odd].tolist())
+def _without_row_numbers(table: SortedRows, free: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Leave out a column with the usual name of ids that has another number in each row."""
+    usual = [name for name in free if name.lower() in ID_NAMES]
+    facts = Facts(table.columns)
+    numbers = [name for name in usual if facts.is_whole(name) and facts.is_unique(name)]
+    if table.id is None or not numbers or len(numbers) == len(free):
+        return free, ()
+    note = f"left out, because they number the rows: {', '.join(numbers)}"
+    return [name for name in free if name not in numbers], (note,)
 
 
 def _without_dates(
@@ -191,14 +186,10 @@ def _without_words(table: SortedRows, features: list[str]) -> tuple[list[str], t
     return rest, (f"left out, because they are not numbers: {', '.join(words)}",)
 
 
-def _has_groups(column: Column) -> bool:
-    return isinstance(column, Written) and column.has_groups
-
-
 class _Read(NamedTuple):
     """Values, ``(N, C)`` float32 or ``(N,)`` tokens, their channels, categories, and notes."""
 
-    values: npt.NDArray[Any]
+    values: Array
     channels: tuple[str, ...]
     features: tuple[Feature, ...]
     notes: tuple[str, ...]
@@ -213,7 +204,7 @@ def _features(
     words = [name for name in names if _are_words(table, name, columns, is_tokens, len(names))]
     numbers = [name for name in names if name not in words]
     if numbers:
-        values: npt.NDArray[Any] = np.empty((len(table.rows), len(numbers)), dtype=np.float32)
+        values: Array = np.empty((len(table.rows), len(numbers)), dtype=np.float32)
         for at, name in enumerate(numbers):
             values[:, at] = _as_features(table, name)
         others = words
@@ -224,7 +215,7 @@ def _features(
         fix = "fill it, or remove the row"
         table.check(values == "", first, "a token in each row", fix, "the missing token {}")
         notes = [f"the entries of {quote(first)} are taken as tokens"]
-    grouped_numbers = [name for name in numbers if _has_groups(table.columns[name])]
+    grouped_numbers = [name for name in numbers if table.columns[name].has_groups]
     if grouped_numbers:
         notes.append(f"marks of thousands are left out: {', '.join(grouped_numbers)}")
     if others:
@@ -262,7 +253,9 @@ def _check_marks(table: SortedRows, name: str, odd: Bools) -> None:
     rule = "decimal points, or with one decimal mark per column if the separator is no comma"
     fix = "write points in all numbers, without marks of thousands; or commas, and semicolons between entries"
     fix += f"; without signs such as % and $; or name categories with {option('categorical')}"
-    table.check(odd & decimals.have_other_marks(_marked(table.columns[name], odd)), name, rule, fix)
+    table.check(
+        odd & decimals.have_other_marks(table.columns[name].entries[odd].tolist()), name, rule, fix
+    )
 
 
 def _has_words(name: str, odd: Bools, columns: Columns, guess: bool = True) -> bool:
@@ -270,7 +263,7 @@ def _has_words(name: str, odd: Bools, columns: Columns, guess: bool = True) -> b
     return name in (columns.categorical or ()) or (guess and bool(odd.mean() > 0.5))
 
 
-def _as_features(table: SortedRows, name: str) -> npt.NDArray[np.float32]:
+def _as_features(table: SortedRows, name: str) -> Values:
     """Convert the numbers of a column; raise a DataError for the first word."""
     numbers, odd = table.numbers(name)
     fix = f"correct it, name the features with {option('features')}"
@@ -290,8 +283,8 @@ def _static_feature(table: SortedRows, name: str, columns: Columns) -> Feature:
 
 
 def _with_gaps(
-    table: SortedRows, values: npt.NDArray[Any], channels: tuple[str, ...]
-) -> tuple[npt.NDArray[np.float32], tuple[str, ...]]:
+    table: SortedRows, values: Array, channels: tuple[str, ...]
+) -> tuple[Values, tuple[str, ...]]:
     """Append the time since the previous element as a channel."""
     gaps_option = option("time_gaps", value=True)
     if table.time is None:

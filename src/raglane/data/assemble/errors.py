@@ -1,14 +1,33 @@
-"""Refusals about a file, and notes about options that do nothing for it."""
+"""Refusals and errors about a file as values, and notes about options that do nothing for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
-from raglane.data.records import LISTS, ROLES, Columns, Records, option
+from raglane.data.columns import LISTS, NAMED, ROLES, Columns, option
+from raglane.data.records import Records
 from raglane.data.roles import Refusal
 from raglane.data.sources.files import data_error
 from raglane.errors import DataError
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def attempt(
+    read: Callable[Arguments, Result], *args: Arguments.args, **options: Arguments.kwargs
+) -> Result | DataError:
+    """Return what is read, or the error of data that breaks a rule, in order to decide by it.
+
+    Only here an error becomes a value: readers raise the error of a row where they find it, and
+    rows that are left out, tables without labels and the like are chosen by the value.
+    """
+    try:
+        return read(*args, **options)
+    except DataError as error:
+        return error
 
 
 def refused(path: Path, refusal: Refusal) -> DataError:
@@ -16,6 +35,13 @@ def refused(path: Path, refusal: Refusal) -> DataError:
     error = data_error(path, refusal.got, refusal.rule, refusal.fix)
     error.fixes = dict(refusal.fixes)
     return error
+
+
+def accepted(path: Path, decision: Result | Refusal) -> Result:
+    """Return what was decided about a file; raise the error of a refusal."""
+    if isinstance(decision, Refusal):
+        raise refused(path, decision)
+    return decision
 
 
 def _idle(columns: Columns, records: Records) -> list[str]:
@@ -37,8 +63,8 @@ def unused_notes(
     some roles.
     """
     if roles and records.columns.sequence is not None:
-        of_folders = {"label_from_name"}.intersection(roles)
-        roles = ("sequence", "label", "id", *LISTS, *of_folders)
+        of_files = {role for role in roles if role not in NAMED}
+        roles = ("sequence", "label", "id", *LISTS, *of_files)
         source = "a table of this kind"
     unused = [
         role for role in ROLES if getattr(columns, role) not in (None, False) and role not in roles

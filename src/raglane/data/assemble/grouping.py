@@ -6,26 +6,25 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from raglane._utils.messages import argument, count_of, quote, require
+from raglane._utils.messages import count_of, quote, require
+from raglane.data.arrays import Array, Bools, Entries, Floats, Integers
 from raglane.data.assemble.errors import refused
 from raglane.data.assemble.times import Unread, in_words, joined_ids, times_of
+from raglane.data.columns import Columns, option
 from raglane.data.names import (
     MISSING_WORDS,
     TIME_NAMES,
 )
-from raglane.data.records import Columns, offsets_of, option, place_of
+from raglane.data.records import offsets_of, place_of
 from raglane.data.roles import Facts, Refusal, Roles
 from raglane.data.roles.rules import MOST_REPEATED, series_columns, taken
 from raglane.data.sources.files import data_error
 from raglane.data.sources.short_rows import check_ends
-from raglane.data.typed.column import Bools, Column, Floats, Integers, Typed, Written, numbers_in
+from raglane.data.typed.column import Column, Typed, Written, numbers_in
 from raglane.data.typed.dates import gaps_in
-from raglane.data.typed.decimals import Entries
 
 # A soft hyphen, a space without width, a word joiner, and a byte order mark.
 _INVISIBLE = "\u00ad\u200b\u2060\ufeff"
@@ -50,7 +49,7 @@ class SortedRows:
     id: str | None
     # The column that orders the rows of a sequence, and its numbers or dates.
     time: str | None
-    times: npt.NDArray[Any]
+    times: Array
     notes: tuple[str, ...] = ()
 
     def place(self, row: int) -> str:
@@ -145,7 +144,7 @@ def grouped(
     return replace(result, notes=(*result.notes, *_gap_notes(result, columns)))
 
 
-def _are_sorted(codes: Integers, times: npt.NDArray[Any]) -> bool:
+def _are_sorted(codes: Integers, times: Array) -> bool:
     """Return True for rows that are sorted by sequence, and in each by time."""
     before = codes[:-1]
     after = codes[1:]
@@ -184,9 +183,7 @@ def _check_ids(
     refuse_spaces(path, set(map(str, ids)), name)
 
 
-def _times(
-    path: Path, column: Column, name: str, rows: Integers, columns: Columns
-) -> npt.NDArray[Any]:
+def _times(path: Path, column: Column, name: str, rows: Integers, columns: Columns) -> Array:
     """Return the times of the rows, or raise for one that cannot be read."""
     times = times_of(column, name, columns.time_format)
     if not isinstance(times, Unread):
@@ -275,8 +272,11 @@ def _check_other_times(table: SortedRows, columns: Columns) -> None:
         if name == table.time or not is_usual:
             continue
         times = times_of(column, name, columns.time_format)
-        # An unread one is a feature or a label, which is checked later.
-        if not isinstance(times, Unread) and ((times[1:] < times[:-1]) & same).any():
+        # An unread one is a feature or a label, which is checked later. Of a table of
+        # dates, numbers are measured, such as a temperature T.
+        if isinstance(times, Unread) or times.dtype.kind != table.times.dtype.kind == "M":
+            continue
+        if ((times[1:] < times[:-1]) & same).any():
             got = f"the columns {quote(table.time)} and {quote(name)}, which order the rows differently"
             fix = f"name the right one with {option('time')}"
             raise data_error(table.path, got, "a file with one order of the rows", fix)
@@ -287,7 +287,7 @@ def _gap_notes(table: SortedRows, columns: Columns) -> tuple[str, ...]:
     if gaps is None:
         return ()
     count, row, step = gaps
-    gap_option = argument("time_gaps", value=True, of="Columns")
+    gap_option = option("time_gaps", value=True)
     where = f"the first before {table.place(row)}"
     gaps_text = f"{count_of(count, 'gap')} in steps of {in_words(step)}, {where}"
     return (f"{gaps_text}; {gap_option} makes the time between rows a feature",)

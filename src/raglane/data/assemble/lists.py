@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import quote
+from raglane.data.arrays import Array, Integers
 from raglane.data.assemble.padding import without_padding
 from raglane.data.assemble.reader import Reader, words_of
 from raglane.data.assemble.sequences import SET_SIZE, are_sets, sequences_of
 from raglane.data.assemble.targets import label_split_of, read_labels
-from raglane.data.records import Columns, Feature, Records, as_float32, option
+from raglane.data.columns import Columns, option
+from raglane.data.records import Feature, Records, as_float32
 from raglane.data.roles import Roles
 from raglane.data.roles.label_types import label_kinds
 from raglane.data.sources.files import data_error
@@ -37,7 +38,7 @@ def records_of(
     table: Any,
     roles: Roles,
     columns: Columns,
-    lines: npt.NDArray[np.int64] | None = None,
+    lines: Integers | None = None,
     first: int | None = 0,
 ) -> Records:
     """Convert the chosen columns of a table to records; ``lines`` and ``first`` number its rows,
@@ -116,9 +117,9 @@ def _with_features(
     table: Any,
     roles: Roles,
     columns: Columns,
-    values: npt.NDArray[Any],
-    offsets: npt.NDArray[np.int64],
-) -> tuple[npt.NDArray[Any], tuple[str, ...], tuple[Feature, ...]]:
+    values: Array,
+    offsets: Integers,
+) -> tuple[Array, tuple[str, ...], tuple[Feature, ...]]:
     """Return the values with the feature columns that become channels, the channels, and the other
     features.
     """
@@ -166,7 +167,7 @@ def _with_features(
     return values, tuple(f"x{place}" for place in range(len(channels))), tuple(features)
 
 
-def _channels(name: str, values: npt.NDArray[Any]) -> tuple[str, ...]:
+def _channels(name: str, values: Array) -> tuple[str, ...]:
     """Return the names of a column's channels: the column, with a number if there are several."""
     if values.ndim == 1:
         return ()

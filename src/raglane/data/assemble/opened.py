@@ -14,12 +14,13 @@ from typing import Protocol
 import numpy as np
 
 from raglane.data.assemble.elements import records_of_rows
-from raglane.data.assemble.errors import refused
+from raglane.data.assemble.errors import accepted
 from raglane.data.assemble.grouping import check_rows
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.padding import without_padding
 from raglane.data.assemble.rows import whole_rows, wide_rows
-from raglane.data.records import Columns, Records, Targets, as_float32, offsets_of, option
+from raglane.data.columns import Columns, option
+from raglane.data.records import Records, Targets, as_float32, offsets_of
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide_rows
 from raglane.data.roles.decide import with_label
 from raglane.data.roles.guess import Guess, first_task, unfit
@@ -47,10 +48,7 @@ class Opened(Protocol):
 
 def read_as(opened: Opened, columns: Columns) -> Records:
     """Return the records of a parsed file for a task; raise a DataError if it is refused."""
-    roles = opened.decide(columns)
-    if isinstance(roles, Refusal):
-        raise refused(opened.path, roles)
-    return opened.records(columns, roles)
+    return opened.records(columns, accepted(opened.path, opened.decide(columns)))
 
 
 def guess(opened: Opened, columns: Columns, tasks: Sequence[str]) -> Guess | Refusal:
@@ -133,10 +131,7 @@ class Tabular:
 
     def told(self, columns: Columns) -> Columns:
         """Return the columns of the user with those that the source tells; raise if refused."""
-        asked = self.asked(columns)
-        if isinstance(asked, Refusal):
-            raise refused(self.path, asked)
-        return asked
+        return accepted(self.path, self.asked(columns))
 
     def asked(self, columns: Columns) -> Columns | Refusal:
         """Return the columns of the user with those that the source tells."""

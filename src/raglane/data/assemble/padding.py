@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from raglane._utils.messages import argument, count_of, require
-from raglane.data.records import Columns, Feature, Records, offsets_of
+from raglane._utils.messages import count_of, require
+from raglane.data.arrays import Bools
+from raglane.data.columns import Columns, option
+from raglane.data.records import Feature, Records, offsets_of
 from raglane.tasks import TASKS
 
 
@@ -56,7 +57,7 @@ def note_padding(sequences: int, elements: int) -> str:
     """Return the note about sequences that end before missing elements."""
     verb = "ends" if sequences == 1 else "end"
     where = f"{count_of(sequences, 'sequence')} {verb} in missing values in all channels"
-    keep = argument("keep_trailing", value=True, of="Columns")
+    keep = option("keep_trailing", value=True)
     return f"{where}: {count_of(elements, 'element')} left out as padding ({keep} keeps them)"
 
 
@@ -65,7 +66,7 @@ def _is_tagged(columns: Columns) -> bool:
     return facts.label is not None and facts.per == "element"
 
 
-def _are_missing(records: Records) -> npt.NDArray[np.bool_]:
+def _are_missing(records: Records) -> Bools:
     """Return which elements have neither a channel nor a feature."""
     missing = np.isnan(records.values).all(axis=1)
     for feature in records.features:
@@ -74,7 +75,7 @@ def _are_missing(records: Records) -> npt.NDArray[np.bool_]:
     return missing
 
 
-def _cut(feature: Feature, is_kept: npt.NDArray[np.bool_]) -> Feature:
+def _cut(feature: Feature, is_kept: Bools) -> Feature:
     return feature if feature.per_sequence else replace(feature, values=feature.values[is_kept])
 
 

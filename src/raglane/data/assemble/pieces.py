@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-from raglane.data.records import Columns, Records, Skipped, Targets, offsets_of
+from raglane.data.assemble.errors import attempt
+from raglane.data.columns import Columns
+from raglane.data.records import Records, Skipped, Targets, offsets_of
 from raglane.data.records import joined as joined_features
 from raglane.data.sources.files import BYTES, ROWS
 from raglane.data.sources.lines import Line, Start
 from raglane.data.store.fragments import Layout
 from raglane.errors import DataError
-
-Result = TypeVar("Result")
 
 # A piece that begins with this many bad rows is given up.
 _MOST_BAD = 1_000
@@ -61,28 +61,28 @@ def sift(
 
     A DataError of ``check`` makes rows bad too.
     """
-    has_good = bad is None or bool(bad)
+    if bad is None:
+        yield check(piece.read(0, piece.count))
+        return
+    has_good = bool(bad)
     # A stack of the ranges to parse, the first on top.
     ranges = [(0, piece.count)]
     while ranges:
         start, end = ranges.pop()
-        try:
-            records = check(piece.read(start, end))
-        except DataError as error:
-            if bad is None:
-                raise
-            if end - start == 1:
-                bad.append(Skipped(location, piece.place(start), str(error)))
-                if numbers is not None:
-                    numbers.append(start)
-                if not has_good and len(bad) == _MOST_BAD:
-                    raise
-                continue
-            middle = (start + end) // 2
-            ranges += [(middle, end), (start, middle)]
-        else:
+        records = attempt(lambda low, high: check(piece.read(low, high)), start, end)
+        if not isinstance(records, DataError):
             has_good = True
             yield records
+            continue
+        if end - start > 1:
+            middle = (start + end) // 2
+            ranges += [(middle, end), (start, middle)]
+            continue
+        bad.append(Skipped(location, piece.place(start), str(records)))
+        if numbers is not None:
+            numbers.append(start)
+        if not has_good and len(bad) == _MOST_BAD:
+            raise records
 
 
 def without_bad_elements(piece: Piece, bad: list[Skipped] | None, location: str) -> Piece:
@@ -181,16 +181,6 @@ def _alike(records: Records, layout: Layout) -> Records:
         values = targets.values.reshape(-1, width)
         return replace(records, targets=Targets(values, names=layout.target_names))
     return records
-
-
-def attempt(read: Callable[[], Result]) -> Result | DataError:
-    """Return what is read, or the error of a row that breaks a rule, so that rows can be left
-    out.
-    """
-    try:
-        return read()
-    except DataError as error:
-        return error
 
 
 def read_kept(

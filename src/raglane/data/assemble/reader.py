@@ -5,17 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
 from raglane._utils.messages import quote, require
+from raglane.data.arrays import Entries, Integers, Values
+from raglane.data.columns import option
 from raglane.data.prepare.missing import how_to_fill
-from raglane.data.records import as_float32, option, place_of
+from raglane.data.records import as_float32, place_of
 from raglane.data.sources.files import data_error
 from raglane.data.typed.arrow import arrow_types, as_texts, is_label
 from raglane.errors import DataError
-
-_Integers = npt.NDArray[np.int64]
 
 
 class Reader(NamedTuple):
@@ -23,7 +20,7 @@ class Reader(NamedTuple):
 
     path: Path
     ids: tuple[str | int, ...] | None
-    lines: _Integers | None
+    lines: Integers | None
     # The number of the first row in its file; None if only the lines are known.
     first: int | None = 0
 
@@ -47,7 +44,7 @@ class Reader(NamedTuple):
         name: str,
         rule: str,
         fix: str,
-        offsets: _Integers | None = None,
+        offsets: Integers | None = None,
         after: str = "",
     ) -> DataError:
         """Return the error for an entry: ``at`` is its row, or with ``offsets`` its index among all
@@ -72,7 +69,7 @@ class Reader(NamedTuple):
             fix = "fill it, or remove the row"
             raise self.entry_error("a null", first_null(column), name, f"a {role} in each row", fix)
 
-    def check_inner_nulls(self, elements: Any, offsets: _Integers, name: str) -> None:
+    def check_inner_nulls(self, elements: Any, offsets: Integers, name: str) -> None:
         """Raise a DataError for the first null element of a column of lists."""
         if elements.null_count:
             fix = f"fill it, remove the row, or write NaN and {how_to_fill()}"
@@ -86,9 +83,7 @@ def first_null(column: Any) -> int:
     return int(column.is_null().to_numpy().argmax())
 
 
-def words_of(
-    reader: Reader, column: Any, name: str, offsets: _Integers | None = None
-) -> npt.NDArray[np.object_]:
+def words_of(reader: Reader, column: Any, name: str, offsets: Integers | None = None) -> Entries:
     """Convert labels or tokens without nulls to ``(M,)`` str; ``offsets`` are given if they are
     elements of rows.
     """
@@ -103,13 +98,13 @@ def words_of(
             "a null", first_null(texts), name, "values that are not null", "fill it", offsets
         )
     try:
-        words: npt.NDArray[np.object_] = texts.to_numpy().astype(object)
+        words: Entries = texts.to_numpy().astype(object)
     except (UnicodeDecodeError, require("pyarrow", "data").ArrowException) as error:
         raise not_utf8(reader, texts, name, offsets) from error
     return words
 
 
-def not_utf8(reader: Reader, texts: Any, name: str, offsets: _Integers | None) -> DataError:
+def not_utf8(reader: Reader, texts: Any, name: str, offsets: Integers | None) -> DataError:
     """Return the error for the first text that is not UTF-8, which Parquet does not check."""
     fix = "decode the column before you write it"
     for element, content in enumerate(texts.cast("large_binary").to_pylist()):
@@ -122,7 +117,7 @@ def not_utf8(reader: Reader, texts: Any, name: str, offsets: _Integers | None) -
     return reader.error(f"a text in column {quote(name)}", "a text in UTF-8", fix)
 
 
-def numbers_of(entries: Any) -> npt.NDArray[np.float32]:
+def numbers_of(entries: Any) -> Values:
     """Convert numbers without nulls to ``(M,)`` float32, without a copy if they are one chunk of
     float32.
     """

@@ -12,33 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from raglane._utils.messages import argument, quote, require
+from raglane._utils.messages import quote, require
+from raglane.data.arrays import Bools, Floats
 from raglane.data.assemble.elements import records_of_rows
-from raglane.data.assemble.errors import refused
 from raglane.data.assemble.grouping import check_rows
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.padding import note_padding
 from raglane.data.assemble.pieces import Piece
-from raglane.data.records import Columns, Records, option
-from raglane.data.roles import Facts, Refusal, Roles, Shape, decide_rows
+from raglane.data.columns import Columns, option
+from raglane.data.records import Records
+from raglane.data.roles import Facts, Roles, Shape
 from raglane.data.roles.decide import is_word
 from raglane.data.roles.rules import parts_of
 from raglane.data.roles.steps import NO_STEPS, Steps
 from raglane.data.sources.files import data_error
 from raglane.data.sources.short_rows import note_ends
 from raglane.data.typed import decimals
-from raglane.data.typed.column import Column, Floats, Written
+from raglane.data.typed.column import Column, Written
 from raglane.tasks import TASKS
-
-
-def roles_of(path: Path, facts: Facts, columns: Columns) -> Roles:
-    """Return the roles of the columns of a table; raise a DataError if they cannot be told."""
-    decision = decide_rows(facts, columns)
-    if isinstance(decision, Refusal):
-        raise refused(path, decision)
-    return decision
 
 
 def wide_rows(
@@ -94,19 +86,17 @@ def _check_row_ids(path: Path, table: Mapping[str, Column], roles: Roles) -> Non
         return
     names = [" ".join(row) for row in zip(*(table[id].words() for id in roles.id), strict=True)]
     twice = Counter(names).most_common(1)[0][0]
-    leave = f"leave {argument('wide', value=True, of='Columns')} out"
+    leave = f"leave {option('wide', value=True)} out"
     fix = f"remove a row, or rename it; if a row is an element, {leave}"
     raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
 
 
-def _values(
-    table: Mapping[str, Column], steps: Steps, inside: npt.NDArray[np.bool_]
-) -> dict[str, Column]:
+def _values(table: Mapping[str, Column], steps: Steps, inside: Bools) -> dict[str, Column]:
     """Return the entries of the steps that are elements, a column per channel."""
     values: dict[str, Column] = {}
     for channel, names in zip(steps.channels, steps.columns, strict=True):
         name = f"steps from {names[0]}" if steps.are_numbered else f"{names[0]} to {names[-1]}"
-        entries = np.stack([_entries(table[name]) for name in names], axis=1)
+        entries = np.stack([table[name].entries for name in names], axis=1)
         values[channel or name] = Written(entries[inside])
     return values
 
@@ -116,25 +106,17 @@ def _with_ends(column: Column) -> Column:
     return Written(decimals.with_ends(column.entries)) if isinstance(column, Written) else column
 
 
-def _entries(column: Column) -> Any:
-    return column.entries if isinstance(column, Written) else column.words()
-
-
-def _note_words(
-    table: Mapping[str, Column], steps: Steps, inside: npt.NDArray[np.bool_]
-) -> list[str]:
+def _note_words(table: Mapping[str, Column], steps: Steps, inside: Bools) -> list[str]:
     """Return the note about ends of rows that are written, as NaN, and no steps."""
     names = zip(*steps.columns, strict=True)
-    blank = [np.all([_entries(table[name]) == "" for name in each], axis=0) for each in names]
+    blank = [np.all([table[name].entries == "" for name in each], axis=0) for each in names]
     written = ~inside & ~np.stack(blank, axis=1)
     if not written.any():
         return []
     return [note_padding(int(written.any(axis=1).sum()), int(written.sum()))]
 
 
-def _are_filled(
-    table: Mapping[str, Column], steps: Steps, columns: Columns
-) -> npt.NDArray[np.bool_]:
+def _are_filled(table: Mapping[str, Column], steps: Steps, columns: Columns) -> Bools:
     """Return ``(rows, steps)``: where a step is not missing in all of its channels."""
     filled = [
         np.any([_is_filled(table[name], columns) for name in names], axis=0)
@@ -143,9 +125,9 @@ def _are_filled(
     return np.stack(filled, axis=1)
 
 
-def _is_filled(column: Column, columns: Columns) -> npt.NDArray[np.bool_]:
+def _is_filled(column: Column, columns: Columns) -> Bools:
     if columns.keep_trailing:
-        return np.asarray(_entries(column) != "", dtype=np.bool_)
+        return np.asarray(column.entries != "", dtype=np.bool_)
     numbers, odd = column.numbers()
     return odd | ~np.isnan(numbers)
 

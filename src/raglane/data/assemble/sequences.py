@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, require
+from raglane.data.arrays import Array, Entries, Integers, Values
 from raglane.data.assemble.reader import Reader, first_null, not_utf8, numbers_of, words_of
+from raglane.data.columns import Columns, option
 from raglane.data.prepare.missing import how_to_fill
-from raglane.data.records import Columns, offsets_of, option, place_of
+from raglane.data.records import offsets_of, place_of
 from raglane.data.roles.rules import takes_tokens
 from raglane.data.splitting import split_texts
 from raglane.data.typed.arrow import arrow_types, as_texts, explode, is_list, is_sequence, is_text
@@ -19,12 +20,10 @@ from raglane.data.typed.arrow import arrow_types, as_texts, explode, is_list, is
 # the same channels.
 SET_SIZE = 128
 
-_Integers = npt.NDArray[np.int64]
-
 
 def sequences_of(
     reader: Reader, column: Any, name: str, columns: Columns
-) -> tuple[npt.NDArray[Any], _Integers]:
+) -> tuple[Array, Integers]:
     """Return the flat values of a sequence column, ``(N, C)`` float32 or ``(N,)`` tokens, and their
     offsets.
     """
@@ -51,8 +50,8 @@ def sequences_of(
 
 
 def _channels_of(
-    reader: Reader, elements: Any, name: str, offsets: _Integers, *, is_category: bool
-) -> npt.NDArray[np.float32]:
+    reader: Reader, elements: Any, name: str, offsets: Integers, *, is_category: bool
+) -> Values:
     """Return the channels of elements that are lists of numbers, or sets of categories."""
     types = arrow_types()
     kind = elements.type.value_type
@@ -82,9 +81,7 @@ def _channels_of(
     return numbers_of(entries).reshape(len(widths), int(widths[0]))
 
 
-def _multi_hot(
-    reader: Reader, elements: Any, name: str, offsets: _Integers
-) -> npt.NDArray[np.float32]:
+def _multi_hot(reader: Reader, elements: Any, name: str, offsets: Integers) -> Values:
     """Return sets of whole numbers as ``(N, SET_SIZE)`` float32: 1 for each number of a set."""
     widths, entries = explode(elements)
     odd = _not_in_set(elements)
@@ -99,7 +96,7 @@ def _multi_hot(
 
 def _split_texts(
     reader: Reader, column: Any, name: str, split: str | None
-) -> tuple[npt.NDArray[np.object_], _Integers]:
+) -> tuple[Entries, Integers]:
     """Split texts into tokens, by default at white space."""
     arrow = require("pyarrow", "data")
     compute = require("pyarrow.compute", "data")

@@ -11,12 +11,13 @@ from typing import Any
 
 from raglane._utils.messages import require
 from raglane.data.assemble.csv_pieces import column_pieces
-from raglane.data.assemble.errors import refused
+from raglane.data.assemble.errors import accepted
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.opened import Declared, Opened, Tabular, Texts, read_as
 from raglane.data.assemble.pieces import Piece, line_pieces, sift
-from raglane.data.records import Columns, Records
-from raglane.data.roles import Facts, Refusal, Roles, Shape, decide_rows
+from raglane.data.columns import Columns
+from raglane.data.records import Records
+from raglane.data.roles import Facts, Roles, Shape, decide_rows
 from raglane.data.sources import ipc, jsonl, text, ts
 from raglane.data.sources.files import BYTES, ROWS, check_readable, data_error, decode
 from raglane.data.sources.lines import Line, Start, lines_of
@@ -29,10 +30,8 @@ _FIRST = 10_000
 
 def decided(path: Path, table: Table, columns: Columns) -> Roles:
     """Return the roles of a table, without the label of rows that are elements."""
-    roles = decide_rows(Facts(table.columns, table.kinds, table.count), columns)
-    if isinstance(roles, Refusal):
-        raise refused(path, roles)
-    return roles
+    facts = Facts(table.columns, table.kinds, table.count)
+    return accepted(path, decide_rows(facts, columns))
 
 
 def opened_pieces(opened: Opened, columns: Columns, start: Start) -> Iterator[Piece]:
@@ -199,17 +198,12 @@ def text_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Pie
     """
     is_folder = path.is_dir()
     texts = text.texts_in(path)[0] if is_folder else [path]
-    _check_task(path, columns, ["class"] if is_folder else None)
+    classes = ["class"] if is_folder else None
+    accepted(path, Texts(Lines(path, [], classes)).decide(columns))
     number, *within = (start or (0,)) if is_folder else (0, *start)
     for at, each in enumerate(texts[number:], number):
         begin = tuple(within) if at == number else ()
         yield from _pieces_of(path, each, columns, begin, (at,) if is_folder else ())
-
-
-def _check_task(path: Path, columns: Columns, classes: list[str] | None) -> None:
-    roles = Texts(Lines(path, [], classes)).decide(columns)
-    if isinstance(roles, Refusal):
-        raise refused(path, roles)
 
 
 def _pieces_of(

@@ -13,11 +13,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import count_of, require
+from raglane.data.arrays import Entries, Integers
 from raglane.data.assemble.reader import Reader, first_null, words_of
-from raglane.data.records import Columns, Targets, as_objects, offsets_of, option, place_of
+from raglane.data.columns import Columns, option
+from raglane.data.records import Targets, as_objects, offsets_of, place_of
 from raglane.data.roles.label_types import (
     is_label_sequence,
     is_label_set,
@@ -30,18 +31,17 @@ from raglane.data.typed.column import Typed
 from raglane.errors import DataError
 from raglane.tasks import TASKS
 
-_Integers = npt.NDArray[np.int64]
-_Labels = tuple[tuple[str, ...] | None, npt.NDArray[np.object_] | None, Targets | None]
+_Labels = tuple[tuple[str, ...] | None, Entries | None, Targets | None]
 
 
-def labels_in(texts: list[str]) -> npt.NDArray[np.object_]:
+def labels_in(texts: list[str]) -> Entries:
     """Return the set of labels of each text, ``(M,)`` object; they are separated by semicolons."""
     parts = ((part.strip() for part in text.split(";")) for text in texts)
     return as_objects([tuple(dict.fromkeys(filter(None, labels))) for labels in parts])
 
 
 def read_labels(
-    reader: Reader, column: Any, name: str, offsets: _Integers, columns: Columns
+    reader: Reader, column: Any, name: str, offsets: Integers, columns: Columns
 ) -> _Labels:
     """Read the labels of a task: classes per sequence, classes per element, or targets; the others
     are None.
@@ -65,9 +65,7 @@ def read_labels(
     return tuple(_classes(reader, column, name).tolist()), None, None
 
 
-def _classes(
-    reader: Reader, column: Any, name: str, offsets: _Integers | None = None
-) -> npt.NDArray[np.object_]:
+def _classes(reader: Reader, column: Any, name: str, offsets: Integers | None = None) -> Entries:
     """Convert labels as :func:`words_of` does; raise a DataError for the first empty one."""
     words = words_of(reader, column, name, offsets)
     if (blank := words == "").any():
@@ -81,7 +79,7 @@ def _label_type_error(reader: Reader, column: Any, name: str, rule: str) -> Data
     return reader.type_error(column, name, rule, f"name another with {option('label')}")
 
 
-def _numbers(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targets:
+def _numbers(reader: Reader, column: Any, name: str, offsets: Integers) -> Targets:
     """Read one or several numbers per sequence or per element."""
     reader.check_nulls(column, name, "number to learn")
     if is_text(column.type):
@@ -117,7 +115,7 @@ def _numbers(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targ
 
 
 def _matrix(
-    reader: Reader, entries: Any, name: str, width: int, rows: _Integers, per_element: bool
+    reader: Reader, entries: Any, name: str, width: int, rows: Integers, per_element: bool
 ) -> Targets:
     """Return targets of ``width`` finite numbers; ``rows`` are the rows of the entries, for
     messages.
@@ -168,7 +166,7 @@ def split_targets(texts: list[str], split: str) -> Targets:
     return Targets(_cut(words, offsets_of(lengths), tuple), ordered=True)
 
 
-def _sets(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targets:
+def _sets(reader: Reader, column: Any, name: str, offsets: Integers) -> Targets:
     """Read a set of labels per sequence or per element."""
     reader.check_nulls(column, name, "list of labels, [] for none,")
     if is_text(column.type):
@@ -193,10 +191,10 @@ def _sets(reader: Reader, column: Any, name: str, offsets: _Integers) -> Targets
 
 
 def _cut(
-    words: npt.NDArray[np.object_],
-    offsets: _Integers,
+    words: Entries,
+    offsets: Integers,
     collect: Callable[[list[str]], Iterable[str]],
-) -> npt.NDArray[np.object_]:
+) -> Entries:
     """Return the labels between offsets as tuples; ``collect`` keeps all of them, or each once."""
     labels = words.tolist()
     return as_objects(
@@ -205,7 +203,7 @@ def _cut(
 
 
 def _check_lengths(
-    reader: Reader, lengths: _Integers, offsets: _Integers, name: str, nouns: str
+    reader: Reader, lengths: Integers, offsets: Integers, name: str, nouns: str
 ) -> None:
     """Raise a DataError for the first row whose list is not as long as its sequence."""
     differs = lengths != np.diff(offsets)

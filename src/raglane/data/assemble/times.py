@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
+from raglane.data.arrays import Array, Bools, Entries, Floats
+from raglane.data.columns import option
 from raglane.data.names import (
     NO_TIME,
 )
-from raglane.data.records import option
 from raglane.data.roles.rules import Refusal
 from raglane.data.typed import dates, decimals
 from raglane.data.typed.column import Column
-from raglane.data.typed.decimals import Entries
 
 _RULE = "a file with times that are numbers, or dates such as 2024-01-31T12:30:00, 2024-01, 2024 Q1 or 2024 Jan"
 
@@ -27,7 +26,7 @@ class Unread(NamedTuple):
     row: int | None = None
 
 
-def times_of(column: Column, name: str, format: str | None) -> npt.NDArray[Any] | Unread:
+def times_of(column: Column, name: str, format: str | None) -> Array | Unread:
     """Return the times to sort rows by; ``format`` is that of ``strptime``, or None to guess it."""
     typed = column.times()
     if typed is not None:
@@ -70,7 +69,7 @@ def times_of(column: Column, name: str, format: str | None) -> npt.NDArray[Any] 
     return np.asarray(series.dt.tz_localize(None))
 
 
-def _exact(column: Column, numbers: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
+def _exact(column: Column, numbers: Floats) -> Array:
     """Return whole numbers as integers: float64 is not exact for nanoseconds since 1970."""
     if (np.abs(numbers) < 2**53).all():
         return numbers
@@ -79,9 +78,7 @@ def _exact(column: Column, numbers: npt.NDArray[np.float64]) -> npt.NDArray[Any]
     return np.asarray(pandas.to_numeric(series, errors="coerce").to_numpy())
 
 
-def _bad(
-    column: Column, name: str, missing: npt.NDArray[np.bool_], format: str | None = None
-) -> Unread:
+def _bad(column: Column, name: str, missing: Bools, format: str | None = None) -> Unread:
     row = int(missing.argmax())
     got = f"{quote(column.text(row))} in data row {{row}}, column {quote(name)}"
     other = f"name another column with {option('time')}"

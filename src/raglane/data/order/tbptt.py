@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_flag, check_tensor, check_whole
 from raglane._utils.messages import count_of
-from raglane.data.collate import collate
+from raglane.data.collation import collate
 from raglane.data.dataset import Dataset
 from raglane.data.order.batches import balance, replicas
 from raglane.data.order.epochs import Epochs

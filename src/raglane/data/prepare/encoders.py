@@ -21,6 +21,7 @@ from torch import Tensor
 from raglane import segments
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.messages import argument, quote, quote_all
+from raglane.data.columns import option
 from raglane.data.prepare.missing import fill_missing, how_to_fill
 from raglane.data.prepare.statistics import FeatureCounts, Statistics
 from raglane.data.records import Feature
@@ -396,7 +397,7 @@ def _fit_numbers(statistics: Statistics, source: str) -> dict[str, Any]:
 def nothing_to_learn(source: str, task: str) -> DataError:
     """Return the error for data without the labels or numbers that a task requires."""
     kind = TASKS[task]
-    column = f"name their column with {argument('label', of='Columns')}"
+    column = f"name their column with {option('label')}"
     if kind.label == "class":
         got = "no label for each element" if kind.per == "element" else "no labels"
         return DataError(

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from raglane._utils.checks import as_tensor, check_choice, check_flag, check_kind, check_whole
 from raglane._utils.messages import argument, quote, quote_all
+from raglane.data.columns import check_task
 from raglane.data.prepare import encoders, seasons
 from raglane.data.prepare.encoders import END, OPTIONAL, TUPLES, UNKNOWN, FeatureEncoder
 from raglane.data.prepare.missing import BLOCKS, MISSING, fill_missing, how_to_fill, refuse_absent
 from raglane.data.prepare.statistics import Statistics
-from raglane.data.records import TIME_GAP, Targets, check_task, offsets_of, place_of
+from raglane.data.records import TIME_GAP, Targets, offsets_of, place_of
 from raglane.data.store.fragments import Fragment
 from raglane.data.store.gathering import Codes, Gathered
 from raglane.data.tensors import Sequences, Tensors

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from raglane._utils.messages import argument, quote, quote_all, require
+from raglane._utils.messages import quote, quote_all, require
+from raglane.data.columns import Columns, option
 from raglane.data.names import (
     ROLE_NAMES,
     TEXT_NAMES,
 )
-from raglane.data.records import Columns, option
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.labels import label_of
 from raglane.data.roles.lists import decide_lists
 from raglane.data.roles.roles import Roles, Shape
 from raglane.data.roles.rows import rows_are_elements
-from raglane.data.roles.rules import ID, Choice, Refusal, first, time_rules
+from raglane.data.roles.rules import ID, Choice, Refusal, first, row_numbers, time_rules
 from raglane.data.roles.steps import NO_STEPS, Steps, described, row_id, steps_of, unused_steps
 from raglane.data.typed.arrow import is_bytes
 from raglane.tasks import TASKS
@@ -134,13 +134,16 @@ def _elements(facts: Facts, columns: Columns) -> Roles | Refusal:
     if isinstance(ids, Refusal):
         return ids
     names = () if ids is None else ids.names
+    numbered = row_numbers(facts, columns, names)
+    if numbered is not None:
+        return numbered
     times = first(time_rules(names), facts, columns)
     if isinstance(times, Refusal):
         return times
     id_note = "" if ids is None else ids.note
     unused = NO_STEPS if names else unused_steps(facts, columns)
     if unused.columns:
-        wide = argument("wide", value=True, of="Columns")
+        wide = option("wide", value=True)
         id_note = f"{id_note}, with the channels {unused.span}; {wide} makes each row a sequence"
     return Roles(
         Shape.ELEMENTS,
@@ -184,13 +187,31 @@ def _texts(facts: Facts, columns: Columns) -> Roles | Refusal | None:
     ids = first(ID[:2], facts, columns)
     names = ids.names if isinstance(ids, Choice) else ()
     is_pair = TASKS[columns.task].label == "sequence" and columns.features is None
-    if names and not (is_pair and facts.is_unique(*names)):
-        return None
     present = [name for name in facts if name not in names]
     texts = [name for name in present if name.lower() in TEXT_NAMES]
+    if names:
+        if columns.wide or columns.features is not None or not facts.is_unique(*names):
+            return None
+        if not is_pair:
+            return _texts_of_ids(facts, columns, names, present)
     if is_pair:
         return _pair(present, texts, columns)
     return _text_roles(texts[0]) if len(texts) == 1 else None
+
+
+def _texts_of_ids(
+    facts: Facts, columns: Columns, names: Sequence[str], present: Sequence[str]
+) -> Roles | None:
+    """Return the column of texts if each row has an id of its own, or of a column called sequence
+    that is no id.
+    """
+    usual = (*TEXT_NAMES, *ROLE_NAMES["sequence"])
+    texts = [name for name in present if name.lower() in usual and name != columns.label]
+    if not texts and columns.id is None and len(present) <= 1:
+        texts = [name for name in names if name.lower() in usual]
+    if len(texts) != 1 or facts.share_of_words(texts[0]) <= 0.5:
+        return None
+    return _text_roles(texts[0], None, "by its name")
 
 
 def _pair(present: Sequence[str], texts: Sequence[str], columns: Columns) -> Roles | Refusal:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 
 from raglane._utils.messages import quote, quote_all
+from raglane.data.arrays import Integers
+from raglane.data.columns import Columns, option
 from raglane.data.names import (
     MISSING_WORDS,
     ROLE_NAMES,
 )
-from raglane.data.records import Columns, option
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.rules import (
     Choice,
@@ -23,7 +24,6 @@ from raglane.data.roles.rules import (
     only,
     parts_of,
 )
-from raglane.data.typed.column import Integers
 from raglane.tasks import TASKS
 
 

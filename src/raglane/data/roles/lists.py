@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from raglane._utils.messages import quote
+from raglane.data.columns import Columns, is_named, option
 from raglane.data.names import (
     ID_NAMES,
     ROLE_NAMES,
     TIME_NAMES,
 )
-from raglane.data.records import Columns, is_named, option
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.label_types import fits, label_test
 from raglane.data.roles.roles import Roles, Shape

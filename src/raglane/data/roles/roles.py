@@ -47,7 +47,7 @@ class Roles:
         if self.shape is Shape.LISTS:
             return ("each row is a sequence",)
         ids = self.id_note
-        if self.id and not ids:
+        if self.id and not ids and self.shape is not Shape.TEXTS:
             ids = f"id column: {', '.join(map(quote, self.id))} (named)"
         return tuple(filter(None, (ids, self.note, self.time_note)))
 
@@ -65,6 +65,6 @@ class Roles:
             f"{role} column: {quote(name)} (named)"
             for role, name in columns.items()
             if name is not None
-            and not any(note.startswith(f"{role} column") for note in self.about)
+            and not any(note.startswith(f"{role} column") for note in (self.note, *self.about))
         ]
         return RoleNotes(self.notes, (*named, *self.about))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from raglane.data.columns import Columns
 from raglane.data.names import (
     PERIOD_NAMES,
     ROLE_NAMES,
@@ -13,7 +14,6 @@ from raglane.data.names import (
     TEXT_NAMES,
     TIME_NAMES,
 )
-from raglane.data.records import Columns
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.lists import decide_lists
 from raglane.data.roles.roles import Roles, Shape

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from raglane._utils.messages import argument, count_of, quote, quote_all
+from raglane.data.columns import LISTS, Columns, option
 from raglane.data.names import (
     CALENDAR_NAMES,
     NO_TIME,
@@ -20,7 +21,6 @@ from raglane.data.names import (
     TIME_NAMES,
     TOKEN_NAMES,
 )
-from raglane.data.records import LISTS, Columns, option
 from raglane.data.roles.facts import Facts
 
 # The largest share of rows with a time that repeats, which are kept without an option.
@@ -232,8 +232,26 @@ def _panel(facts: Facts, columns: Columns) -> Choice | Refusal | None:
     return None
 
 
-def _repeated(facts: Facts, time: str, repeated: int, keys: Sequence[tuple[str, ...]]) -> Refusal:
-    got = f"{repeated:,} of {facts.count:,} rows with an entry of {quote(time)} that repeats"
+def row_numbers(facts: Facts, columns: Columns, ids: tuple[str, ...]) -> Refusal | None:
+    """Refuse a usual id that numbers the rows of series: of these, a time repeats."""
+    if columns.id is not None or len(ids) != 1 or facts.count < 2 or not facts.is_unique(*ids):
+        return None
+    for times in _time_candidates(facts, columns):
+        repeated = facts.repeats(*times)
+        keys = []
+        if repeated > MOST_REPEATED * facts.count:
+            keys = [key for key in series_columns(facts, columns, *times) if ids[0] not in key]
+        if keys:
+            name = " and ".join(map(quote, times))
+            return _repeated(facts, name, repeated, keys, f"{quote(ids[0])} for each row, but ")
+    return None
+
+
+def _repeated(
+    facts: Facts, time: str, repeated: int, keys: Sequence[tuple[str, ...]], before: str = ""
+) -> Refusal:
+    rows = f"{repeated:,} of {facts.count:,} rows"
+    got = f"{before}{rows} with an entry of {time} that repeats"
     ids = [",".join(key) for key in keys]
     several = "" if len(ids) == 1 else f" (or one of {', '.join(ids[1:4])})"
     fix = f"name the ids of the series with {option('id', ids[0])}{several}"
@@ -246,8 +264,8 @@ def series_columns(
 ) -> list[tuple[str, ...]]:
     """Return the sets of columns that may be the ids of series: with the time each row is unique.
 
-    Columns of words come first; without one, those of as many whole numbers as a time repeats. A
-    set includes the columns that were ``named`` as ids.
+    Columns of words come first; without one, those of as many whole numbers as a time repeats; and
+    then words with whole numbers. A set includes the columns that were ``named`` as ids.
     """
     free = _may_be_ids(facts, columns, times)
     words = [*named, *(name for name in facts.words(free) if name not in named)]
@@ -255,9 +273,21 @@ def series_columns(
     keys = [key for key in facts.keys(in_order, *times) if set(named) <= set(key)]
     if keys or named:
         return keys
+    return _numbered_series(facts, free, words if columns.duplicate_times is None else (), times)
+
+
+def _numbered_series(
+    facts: Facts, free: Sequence[str], words: Sequence[str], times: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Return the whole numbers that may be ids of series: alone, or else with words."""
     count = facts.most_alike(*times)
-    whole = [name for name in free if facts.is_whole(name) and facts.different(name) == count]
-    return [key for key in facts.keys(whole, *times) if len(key) == 1]
+    few = [name for name in free if facts.is_whole(name) and facts.different(name) <= count]
+    as_many = [name for name in few if facts.different(name) == count]
+    alone: list[tuple[str, ...]] = [key for key in facts.keys(as_many, *times) if len(key) == 1]
+    if alone or not words:
+        return alone
+    keys = facts.keys([name for name in facts if name in (*words, *few)], *times)
+    return [key for key in keys if set(words) & set(key)]
 
 
 def _may_be_ids(facts: Facts, columns: Columns, times: Sequence[str]) -> list[str]:
@@ -275,7 +305,7 @@ def _one_series(facts: Facts, columns: Columns) -> Choice | None:  # noqa: ARG00
 
 def _no_id(facts: Facts, columns: Columns) -> Refusal:  # noqa: ARG001
     got = f"no id column among {quote_all(facts)}"
-    rule = f"a file with a column of ids, called {', '.join(ROW_ID_NAMES)}"
+    rule = f"a file with a column of ids, called {', '.join(ROW_ID_NAMES[:7])}, ..."
     texts = f"if each row is a text, name its column with {option('sequence')}"
     series = f"if all rows are one series, pass {option('task', 'forecast')}"
     fix = f"name it with {option('id')}; {texts}; {series}"

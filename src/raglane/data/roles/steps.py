@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from raglane._utils.messages import quote_all
+from raglane.data.columns import Columns
 from raglane.data.names import (
     ROLE_NAMES,
     TIME_NAMES,
 )
-from raglane.data.records import Columns
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.rules import parts_of
 from raglane.data.typed import dates

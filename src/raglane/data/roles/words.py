@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of
-from raglane.data.records import LISTS, Columns, option
+from raglane.data.arrays import Integers
+from raglane.data.columns import LISTS, Columns, option
 from raglane.data.roles.rules import Choice, Refusal
 from raglane.data.typed.tags import are_entities
 
@@ -23,7 +23,7 @@ class Words(Protocol):
     """The words of sentences: their columns by name, and where the sentences begin."""
 
     @property
-    def offsets(self) -> npt.NDArray[np.int64]:
+    def offsets(self) -> Integers:
         """Where each sentence begins, and the end of the last."""
 
     @property

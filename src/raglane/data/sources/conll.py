@@ -19,10 +19,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, quote_all, require
-from raglane.data.records import LISTS, offsets_of
+from raglane.data.arrays import Integers
+from raglane.data.columns import LISTS
+from raglane.data.records import offsets_of
 from raglane.data.sources.files import data_error
 from raglane.data.sources.table import Table, whole_table
 from raglane.data.typed.tags import are_entities, is_entity
@@ -62,7 +63,7 @@ class Words:
     path: Path
     rows: list[list[str]]
     numbers: list[int]
-    offsets: npt.NDArray[np.int64]
+    offsets: Integers
     names: tuple[str, ...]
     mark: str
     ids: list[str]

@@ -14,8 +14,8 @@ the same in all rows of a sequence; all other columns are features. A column wit
 the row numbers of pandas, is left out. A file whose first row is data has no header, and is
 refused.
 
-A file without an id column, but with a column called ``text`` (``sentence``, ...) or named as the
-sequence, has a text per row instead.
+A file without an id column, or with another id in each row, and with a column called ``text``
+(``sentence``, ...) or named as the sequence, has a text per row instead.
 
 A row that ends before the last column is refused, except in a file whose columns are steps.
 
@@ -34,8 +34,9 @@ from typing import Any
 
 import numpy as np
 
-from raglane._utils.messages import argument, count_of, quote, quote_all, require
-from raglane.data.records import Columns, is_named
+from raglane._utils.messages import count_of, quote, quote_all, require
+from raglane.data.arrays import Bools, Entries
+from raglane.data.columns import Columns, is_named, option
 from raglane.data.sources.files import (
     BYTES,
     ROWS,
@@ -49,9 +50,9 @@ from raglane.data.sources.layout import UTF16, Plain, plain
 from raglane.data.sources.plain_csv import plain_blocks, plain_columns
 from raglane.data.sources.short_rows import ShortRows
 from raglane.data.sources.table import Table
-from raglane.data.typed.column import Bools, Column, Written, numbers_in
+from raglane.data.typed.column import Column, Written, numbers_in
 from raglane.data.typed.dates import is_date
-from raglane.data.typed.decimals import CommaColumns, Entries
+from raglane.data.typed.decimals import CommaColumns
 
 # The name of a column of dates without one, and the number of rows that tell it.
 _TIME = "time"
@@ -190,7 +191,7 @@ def _check_header(path: Path, header: list[str], rows: Entries) -> None:
             path,
             f"no header, but {quote_all(names)}",
             "a file with a header",
-            f"add it as the first line, or pass {argument('no_header', value=True, of='Columns')}",
+            f"add it as the first line, or pass {option('no_header', value=True)}",
         )
 
 

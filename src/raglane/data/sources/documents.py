@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.messages import count_of, quote
-from raglane.data.records import Columns
+from raglane.data.columns import Columns
 from raglane.data.sources.files import data_error
 
 _Row = dict[str, Any]

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, quote_all, require, shorten
+from raglane.data.arrays import Array
+from raglane.data.columns import Columns, option
 from raglane.data.names import (
     ROLE_NAMES,
     ROW_ID_NAMES,
     TEXT_NAMES,
 )
-from raglane.data.records import Columns, option
 from raglane.data.sources import csv, ipc, npz, text
 from raglane.data.sources.files import data_error, decode, open_error, read_bytes, suffix_of
 from raglane.data.sources.layout import has_header, is_table, rows_of
@@ -350,7 +350,7 @@ def _arrays(files: Files, columns: Columns) -> dict[str, Any]:
     return {name: lists(offsets, np.concatenate([array for array, _ in arrays]))}
 
 
-def _array(file: Path, columns: Columns) -> tuple[npt.NDArray[Any], int]:
+def _array(file: Path, columns: Columns) -> tuple[Array, int]:
     if suffix_of(file) == ".npz":
         arrays = npz.arrays_of(file)
         name = columns.sequence if columns.sequence in arrays else next(iter(arrays))
@@ -368,7 +368,7 @@ def _array(file: Path, columns: Columns) -> tuple[npt.NDArray[Any], int]:
     return array, 0
 
 
-def _sound(file: Path, columns: Columns) -> tuple[npt.NDArray[Any], int]:  # noqa: ARG001
+def _sound(file: Path, columns: Columns) -> tuple[Array, int]:  # noqa: ARG001
     soundfile = require("soundfile", "sound")
     try:
         samples, rate = soundfile.read(file, dtype="float32")

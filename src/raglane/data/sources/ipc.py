@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import require, shorten
-from raglane.data.records import Columns
+from raglane.data.arrays import Integers
+from raglane.data.columns import Columns
 from raglane.data.sources.files import BYTES, ROWS, check_readable, data_error, open_error
 from raglane.data.sources.table import Table, arrow_table, whole_table
 from raglane.data.typed.arrow import arrow_types, is_text
@@ -111,8 +111,6 @@ def readable(path: Path, kind: str) -> Iterator[None]:
     arrow = require("pyarrow", "data")
     try:
         yield
-    except DataError:
-        raise
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         # Arrow's messages may have several lines.
         detail = " ".join(str(error).split()).rstrip(".")
@@ -278,7 +276,7 @@ class Blocks:
         self._pending = np.ones(count, dtype=bool)
         self._left = count
 
-    def verify(self, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> None:
+    def verify(self, starts: Integers, ends: Integers) -> None:
         """Verify the blocks that overlap ranges of bytes."""
         if not self._left:
             return

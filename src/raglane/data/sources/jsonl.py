@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import quote, require
-from raglane.data.records import Columns, option
+from raglane.data.columns import Columns, option
 from raglane.data.sources.documents import is_document, rows_in
 from raglane.data.sources.files import data_error, decode, has_utf8, read_bytes
 from raglane.data.sources.lines import Line, Start, lines_of

@@ -19,11 +19,12 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, NamedTuple
 
 from raglane._utils.messages import count_of, quote
-from raglane.data.records import Columns, option
+from raglane.data.columns import Columns, option
 from raglane.data.sources.files import data_error, decode
 from raglane.data.typed.column import MISSING
 
@@ -356,6 +357,16 @@ def _given(path: Path, layout: _Layout, rows: Sequence[_Row], columns: Columns) 
     return _Layout(layout.mark, layout.above, names, 0, layout.notes)
 
 
+def _are_counted(rows: Sequence[_Row]) -> bool:
+    """Return True if the second column counts the rows of each entry of the first: these are ids,
+    and rows are elements.
+    """
+    long = [row for row in rows if len(row) > 1]
+    alike = [(one[1], two[1]) for one, two in pairwise(long) if one[0] == two[0]]
+    whole = [(int(one), int(two)) for one, two in alike if one.isdigit() and two.isdigit()]
+    return len(whole) == len(alike) > 0 and all(two == one + 1 for one, two in whole)
+
+
 def _archived(layout: _Layout, rows: Sequence[_Row], columns: Columns) -> _Layout:
     """Return the layout of a table of the UCR archive: labels, and steps."""
     width = len(rows[0])
@@ -369,6 +380,7 @@ def _archived(layout: _Layout, rows: Sequence[_Row], columns: Columns) -> _Layou
         and all(map(_is_whole, labels))
         and 2 * len(labels) <= max(len(rows), 4)
         and not all(map(str.isdigit, rows[0]))
+        and not _are_counted(rows)
     )
     if not is_archived:
         return layout

@@ -12,12 +12,11 @@ import io
 import zipfile
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
+from raglane.data.arrays import Array
 from raglane.data.sources.files import data_error, read_bytes
 from raglane.data.sources.table import Table, whole_table
 from raglane.data.typed.arrow import lists, lists_of
@@ -64,7 +63,7 @@ def table(path: Path) -> Table:
     return whole_table(path, require("pyarrow", "data").table(columns))
 
 
-def arrays_of(path: Path) -> dict[str, npt.NDArray[Any]]:
+def arrays_of(path: Path) -> dict[str, Array]:
     """Return the arrays of a file by name."""
     if not (content := read_bytes(path)).startswith(
         b"PK"
@@ -104,10 +103,10 @@ def arrays_of(path: Path) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
-def array_of(path: Path) -> npt.NDArray[Any]:
+def array_of(path: Path) -> Array:
     """Return the array of a ``.npy`` file."""
     try:
-        array: npt.NDArray[Any] = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
+        array: Array = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         got = f"no readable array ({' '.join(str(error).split()).rstrip('.')})"
         rule = "a file of numpy.save, without objects"

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from raglane._utils.checks import check_unmasked
 from raglane._utils.messages import quote_all, require
+from raglane.data.arrays import Array, Values
 from raglane.data.records import Records, as_float32, offsets_of
 from raglane.errors import ArgumentTypeError, DataError, ShapeError
 
@@ -53,7 +53,7 @@ def flat(values: Any, offsets: Any) -> Records:
     return Records(rows, np.array(offsets, dtype=np.int64), source=DATA, channels=channels)
 
 
-def _floats(values: Any, name: str, fix: str = CONVERT) -> npt.NDArray[np.float32]:
+def _floats(values: Any, name: str, fix: str = CONVERT) -> Values:
     check_unmasked(name, values)
     try:
         if isinstance(values, torch.Tensor):
@@ -116,7 +116,7 @@ def number_records(sequences: Sequence[Any]) -> Records:
     return flat(values, offsets_of(list(map(len, matrices))))
 
 
-def _width(matrix: npt.NDArray[Any]) -> int:
+def _width(matrix: Array) -> int:
     return int(np.prod(matrix.shape[1:]))
 
 
@@ -256,7 +256,7 @@ def _indexed(frame: Any) -> Records:
     )
 
 
-def _stacked(row: list[npt.NDArray[Any]], place: int) -> npt.NDArray[Any]:
+def _stacked(row: list[Array], place: int) -> Array:
     """Return the channels of one sequence as columns, ``(L, C)``."""
     lengths = list(map(len, row))
     if len(set(lengths)) > 1:

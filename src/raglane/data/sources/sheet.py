@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.messages import quote_all, require
-from raglane.data.records import Columns
+from raglane.data.columns import Columns
 from raglane.data.sources import csv
 from raglane.data.sources.files import data_error, read_bytes
 from raglane.data.sources.table import Table

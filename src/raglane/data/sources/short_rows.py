@@ -16,13 +16,12 @@ from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote_all
+from raglane.data.arrays import Entries, Integers
 from raglane.data.sources.files import data_error
 from raglane.data.sources.layout import Plain
 from raglane.data.typed.column import Column, Written
-from raglane.data.typed.decimals import Entries
 
 
 class _Absent(str):
@@ -92,9 +91,7 @@ def _row_sizes(open: Callable[[], Plain]) -> Iterator[tuple[int, int]]:
                     yield begin + table.skipped, len(row)
 
 
-def check_ends(
-    path: Path, entries: Mapping[str, Column], rows: Sequence[int] | npt.NDArray[np.int64]
-) -> None:
+def check_ends(path: Path, entries: Mapping[str, Column], rows: Sequence[int] | Integers) -> None:
     """Raise a DataError for the first row that lacks its last entries; ``rows`` are the numbers of
     the rows in the file.
     """

@@ -8,10 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from raglane._utils.messages import quote
+from raglane.data.arrays import Integers
 from raglane.data.sources.files import data_error
 from raglane.data.typed.column import Column, Typed
 from raglane.errors import DataError
@@ -38,7 +36,7 @@ class Table:
     columns: Mapping[str, Column]
     notes: tuple[str, ...] = ()
     kinds: Mapping[str, Any] = field(default_factory=dict)
-    lines: npt.NDArray[np.int64] | None = None
+    lines: Integers | None = None
     unread: Mapping[str, DataError] = field(default_factory=dict)
     declared: Mapping[str, Any] = field(default_factory=dict)
     usual: Mapping[str, Any] = field(default_factory=dict)

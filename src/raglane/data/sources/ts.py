@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import count_of, quote, quote_all
+from raglane.data.arrays import Floats
 from raglane.data.sources.files import check_text, data_error, has_utf8, read_bytes
 from raglane.data.sources.lines import Line, Start, lines_of
 from raglane.errors import DataError
@@ -64,7 +64,7 @@ class Series:
     """
 
     header: Header
-    matrices: list[npt.NDArray[np.float64]]
+    matrices: list[Floats]
     # The last field of each line, and the number of the line; [] without one.
     labels: list[tuple[str, int]]
 
@@ -72,7 +72,7 @@ class Series:
         """Return the class of each sequence; raise for one that the header lacks."""
         return tuple(_label(self.header, label, number) for label, number in self.labels)
 
-    def targets(self) -> npt.NDArray[np.float64]:
+    def targets(self) -> Floats:
         """Return the target of each sequence; raise for one that is no number."""
         return np.array([_target(self.header, label, number) for label, number in self.labels])
 
@@ -89,7 +89,7 @@ def series_of(path: Path) -> Series:
 
 def parsed(header: Header, lines: Sequence[tuple[int, str]]) -> Series:
     """Parse numbered lines after ``@data``."""
-    matrices: list[npt.NDArray[np.float64]] = []
+    matrices: list[Floats] = []
     labels: list[tuple[str, int]] = []
     for number, line in lines:
         fields = _fields(header, line, number)
@@ -293,7 +293,7 @@ def _target(header: Header, text: str, number: int) -> float:
     )
 
 
-def _matrix(header: Header, fields: list[str], number: int) -> npt.NDArray[np.float64]:
+def _matrix(header: Header, fields: list[str], number: int) -> Floats:
     """Parse the features of a line, ``(L, C)`` float64, NaN where missing."""
     if len({channel.count(",") for channel in fields}) > 1:
         counts = quote_all(channel.count(",") + 1 for channel in fields)

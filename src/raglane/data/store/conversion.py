@@ -39,9 +39,10 @@ from raglane.data.assemble.pieces import (
     skipped_lines,
     without_bad_elements,
 )
+from raglane.data.columns import LISTS, READING, Columns
 from raglane.data.formats import pick
 from raglane.data.prepare.statistics import Statistics
-from raglane.data.records import LISTS, READING, Columns, Records, Skipped
+from raglane.data.records import Records, Skipped
 from raglane.data.sources.ipc import (
     DESCRIPTION,
     FORMAT_VERSION,

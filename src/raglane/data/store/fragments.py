@@ -15,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import quote, quote_all
+from raglane.data.arrays import Array, Entries, Integers
+from raglane.data.columns import Columns
 from raglane.data.prepare.statistics import Statistics
-from raglane.data.records import Columns, Feature, Records, Targets, as_objects, kinds_of
+from raglane.data.records import Feature, Records, Targets, as_objects, kinds_of
 from raglane.errors import DataError
 from raglane.tasks import TASKS
 
-Integers = npt.NDArray[np.int64]
 Index = Integers | slice
-Rows = Callable[[Index], npt.NDArray[Any]]
+Rows = Callable[[Index], Array]
 """A function from indices of sequences or elements to their entries."""
 
 
@@ -184,12 +185,12 @@ class Fragment:
 
     layout: Layout
     # (B + 1,) int32 or int64.
-    offsets: npt.NDArray[Any]
+    offsets: Array
     # (N, C) float32 features, or (N,) integers, indices into `words`.
-    values: npt.NDArray[Any]
+    values: Array
     words: tuple[str, ...] | None = None
     # (B,) or, per element, (N,) integers, indices into `label_words`.
-    labels: npt.NDArray[Any] | None = None
+    labels: Array | None = None
     label_words: tuple[str, ...] = ()
     # One per sequence: an Arrow array or a tuple.
     ids: Any = None
@@ -220,7 +221,7 @@ class Fragment:
             features,
         )
 
-    def cut(self, starts: Integers, lengths: Integers, elements: Index) -> npt.NDArray[Any]:  # noqa: ARG002
+    def cut(self, starts: Integers, lengths: Integers, elements: Index) -> Array:  # noqa: ARG002
         """Return the values of some sequences, concatenated."""
         return np.asarray(self.values[elements])
 
@@ -285,7 +286,7 @@ def fragment_in(batch: Any, layout: Layout, names: dict[str, Any]) -> Fragment:
     return Fragment(layout, offsets, values, words, labels, label_words, ids, targets, features)
 
 
-def values_in(sequences: Any, layout: Layout) -> npt.NDArray[Any]:
+def values_in(sequences: Any, layout: Layout) -> Array:
     """Return the values of a shard's column of sequences: features ``(N, C)``, or indices of tokens
     ``(N,)``.
     """
@@ -304,7 +305,7 @@ def _targets_in(column: Any, layout: Layout) -> Rows:
     return flat.to_numpy().reshape(-1, len(layout.target_names)).__getitem__
 
 
-def _sets_at(starts: npt.NDArray[Any], words: Any, index: Index) -> npt.NDArray[np.object_]:
+def _sets_at(starts: Array, words: Any, index: Index) -> Entries:
     """Return the sets of labels at some indices, ``(M,)`` object."""
     ends = starts[1:][index]
     begins = starts[:-1][index]
@@ -321,9 +322,7 @@ def _feature_in(column: Any, per_sequence: bool, is_numbers: bool) -> Rows:
     )
 
 
-def _words_at(
-    numbers: npt.NDArray[Any], words: npt.NDArray[np.object_], index: Index
-) -> npt.NDArray[np.object_]:
+def _words_at(numbers: Array, words: Entries, index: Index) -> Entries:
     return np.asarray(words[numbers[index]], dtype=object)
 
 
@@ -365,13 +364,13 @@ class Store(ABC):
             (Statistics.of(self.records(number)) for number in range(len(self.sizes))), Statistics()
         )
 
-    def lengths(self) -> npt.NDArray[Any]:
+    def lengths(self) -> Array:
         """Return the number of elements of each sequence, ``(B,)`` int32 or int64."""
         lengths = [self.lengths_of(number) for number in range(len(self.sizes))]
         every = np.concatenate(lengths) if lengths else np.zeros(0, dtype=np.int32)
         return every.astype(np.int32 if every.max(initial=0) < 2**31 else np.int64, copy=False)
 
-    def lengths_of(self, number: int) -> npt.NDArray[Any]:
+    def lengths_of(self, number: int) -> Array:
         """Return the lengths of one fragment, ``(B,)`` integers."""
         return self.records(number).lengths
 

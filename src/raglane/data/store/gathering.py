@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.memory import mapped_bytes
 from raglane._utils.messages import quote
+from raglane.data.arrays import Array, Entries, Integers
+from raglane.data.columns import Columns
 from raglane.data.prepare.statistics import Statistics
-from raglane.data.records import Columns, Feature, Records, Targets, joined
+from raglane.data.records import Feature, Records, Targets, joined
 from raglane.data.store.fragments import Fragment, Layout, Store
 from raglane.errors import DataError
 
@@ -26,14 +27,12 @@ _MAPPED = 1 << 29
 # The number of rows between checks of mapped files.
 _LOOK = 1 << 12
 
-_Integers = npt.NDArray[np.int64]
-
 
 class Codes(NamedTuple):
     """The numbers of the words of a fragment."""
 
-    tokens: _Integers | None  # the index in the vocabulary of each token
-    labels: _Integers | None  # the class of each label
+    tokens: Integers | None  # the index in the vocabulary of each token
+    labels: Integers | None  # the class of each label
 
 
 class Fragments:
@@ -42,7 +41,7 @@ class Fragments:
     def __init__(self, stores: Sequence[Store]) -> None:
         self._stores = tuple(stores)
         self._where = [(store, number) for store in stores for number in range(len(store.sizes))]
-        self._ends: _Integers = np.cumsum(
+        self._ends: Integers = np.cumsum(
             [size for store in stores for size in store.sizes], dtype=np.int64
         )
         self._loaded: OrderedDict[int, Fragment] = OrderedDict()
@@ -54,7 +53,7 @@ class Fragments:
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
 
-    def find(self, rows: _Integers) -> _Integers:
+    def find(self, rows: Integers) -> Integers:
         """Return the number of the fragment of each row."""
         return np.asarray(np.searchsorted(self._ends, rows, side="right"))
 
@@ -98,7 +97,7 @@ class Fragments:
             raise DataError("data", "no rows", "data with at least one sequence", "check the data")
         return self.get(self.typical(range(len(self._where)))).layout
 
-    def lengths(self) -> npt.NDArray[Any]:
+    def lengths(self) -> Array:
         """Return the number of elements of each sequence, ``(B,)`` integers."""
         lengths = [store.lengths() for store in self._stores]
         return lengths[0] if len(lengths) == 1 else np.concatenate(lengths)
@@ -119,7 +118,7 @@ class Fragments:
         name = fragment.id_of(index)
         return self.name(number), f"row {index}" + ("" if name is None else f" (id {quote(name)})")
 
-    def labels(self, rows: _Integers, codes: Callable[[int], Codes]) -> _Integers | None:
+    def labels(self, rows: Integers, codes: Callable[[int], Codes]) -> Integers | None:
         """Return the class of each row; None without a label per sequence."""
         classes = []
         for number in range(len(self._where)):
@@ -130,7 +129,7 @@ class Fragments:
             classes.append(labels[fragment.labels])
         return np.concatenate(classes)[rows] if classes else None
 
-    def records(self, rows: _Integers, columns: Columns, source: Path) -> Records:
+    def records(self, rows: Integers, columns: Columns, source: Path) -> Records:
         """Return some sequences as records."""
         tokens = dict[str, int]()
         labels = dict[str, int]()
@@ -204,7 +203,7 @@ class _Run(NamedTuple):
     end: int
 
 
-def _runs(fragments: _Integers) -> list[_Run]:
+def _runs(fragments: Integers) -> list[_Run]:
     """Return the runs of rows by the ascending numbers of their fragments."""
     edges = [0, *(np.flatnonzero(np.diff(fragments)) + 1).tolist(), len(fragments)]
     return [_Run(int(fragments[low]), low, high) for low, high in pairwise(edges) if low < high]
@@ -213,8 +212,8 @@ def _runs(fragments: _Integers) -> list[_Run]:
 class _Piece(NamedTuple):
     """The rows of a batch that are in one fragment; see :class:`Gathered`."""
 
-    values: npt.NDArray[Any]
-    classes: _Integers | None
+    values: Array
+    classes: Integers | None
     targets: Targets | None
     features: tuple[Feature, ...]
 
@@ -222,9 +221,9 @@ class _Piece(NamedTuple):
 def _piece(
     fragment: Fragment,
     codes: Codes,
-    values: npt.NDArray[Any],
-    rows: _Integers,
-    elements: _Integers | slice,
+    values: Array,
+    rows: Integers,
+    elements: Integers | slice,
 ) -> _Piece:
     """Return rows of a fragment, with numbers in place of words."""
     if len(values) and codes.tokens is not None:
@@ -240,19 +239,17 @@ class Gathered:
     """Rows of all fragments as one flat batch, from which a preprocessor makes tensors."""
 
     # (M + 1,) int64; (N, C) float32, or (N,) int64 indices in the vocabulary.
-    offsets: _Integers
-    values: npt.NDArray[Any]
+    offsets: Integers
+    values: Array
     # (M,) or (N,) int64 classes; None without labels.
-    classes: _Integers | None
+    classes: Integers | None
     targets: Targets | None = None
     features: tuple[Feature, ...]
     # The layout of the first fragment with elements; None without rows.
     layout: Layout | None = None
     source: str = "data"
 
-    def __init__(
-        self, fragments: Fragments, rows: _Integers, codes: Callable[[int], Codes]
-    ) -> None:
+    def __init__(self, fragments: Fragments, rows: Integers, codes: Callable[[int], Codes]) -> None:
         self._fragments = fragments
         self._rows = rows
         numbers = fragments.find(rows)
@@ -317,7 +314,7 @@ class Gathered:
         else:
             self.features = features[0] if features else ()
 
-    def _restore(self, order: _Integers, lengths: _Integers) -> None:
+    def _restore(self, order: Integers, lengths: Integers) -> None:
         """Restore the order of the rows from that of the fragments."""
         back = np.empty_like(order)
         back[order] = np.arange(len(order))
@@ -343,17 +340,17 @@ class Gathered:
         return "" if labels is None else fragment.label_words[int(labels[at])]
 
 
-def _numbered(words: Sequence[str], table: dict[str, int]) -> _Integers:
+def _numbered(words: Sequence[str], table: dict[str, int]) -> Integers:
     """Return the number of each word in a table, and add new words to it."""
     return np.array([table.setdefault(word, len(table)) for word in words], dtype=np.int64)
 
 
-def _words(table: Mapping[str, int], numbers: npt.NDArray[Any]) -> npt.NDArray[np.object_]:
+def _words(table: Mapping[str, int], numbers: Array) -> Entries:
     """Return the words of a table by their numbers."""
     return np.array(list(table), dtype=object)[numbers.ravel().astype(np.int64)]
 
 
-def _elements(starts: _Integers, lengths: _Integers) -> _Integers | slice:
+def _elements(starts: Integers, lengths: Integers) -> Integers | slice:
     """Return the indices of the elements of sequences: a slice if they are contiguous, which avoids
     a copy.
     """
@@ -362,16 +359,16 @@ def _elements(starts: _Integers, lengths: _Integers) -> _Integers | slice:
     return _index(starts, lengths)
 
 
-def _index(starts: _Integers, lengths: _Integers) -> _Integers:
+def _index(starts: Integers, lengths: Integers) -> Integers:
     """Return the index of each element, as ``segments.element_index`` without torch's overhead per
     call.
     """
-    index: _Integers = np.repeat(starts + lengths - np.cumsum(lengths), lengths)
+    index: Integers = np.repeat(starts + lengths - np.cumsum(lengths), lengths)
     index += np.arange(len(index))
     return index
 
 
-def _joined(arrays: list[npt.NDArray[Any]], nothing: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _joined(arrays: list[Array], nothing: Array) -> Array:
     if not arrays:
         return nothing
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

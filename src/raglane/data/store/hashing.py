@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from raglane.data.arrays import Array
 from raglane.data.records import Feature, Records
 
 Hashes = npt.NDArray[np.uint64]
@@ -50,7 +51,7 @@ def _column(feature: Feature) -> Hashes:
     return _mixed(entries + np.uint64(zlib.crc32(feature.name.encode(errors="surrogatepass"))))
 
 
-def _rows(values: npt.NDArray[Any]) -> Hashes:
+def _rows(values: Array) -> Hashes:
     """Return a hash of each row of float32."""
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32).astype(np.uint64)
     columns = _mixed(np.arange(1, values.shape[1] + 1, dtype=np.uint64))

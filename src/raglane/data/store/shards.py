@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.files import whole_file
 from raglane._utils.messages import quote, require
+from raglane.data.arrays import Array, Entries, Integers
 from raglane.data.prepare.statistics import Statistics
 from raglane.data.records import Records, offsets_of
 from raglane.data.sources.files import check_readable
@@ -37,15 +37,7 @@ from raglane.data.sources.ipc import (
     readable,
     verify_file,
 )
-from raglane.data.store.fragments import (
-    Fragment,
-    Index,
-    Integers,
-    Layout,
-    Store,
-    fragment_in,
-    values_in,
-)
+from raglane.data.store.fragments import Fragment, Index, Layout, Store, fragment_in, values_in
 from raglane.errors import DataError
 
 # Bytes of a shard: large, so that few files are open, but small enough for memory.
@@ -184,7 +176,7 @@ def _extra_columns(
     return columns
 
 
-def _words(words: npt.NDArray[np.object_] | Sequence[str]) -> Any:
+def _words(words: Entries | Sequence[str]) -> Any:
     arrow = require("pyarrow", "data")
     return arrow.array(words, arrow.string()).dictionary_encode()
 
@@ -274,13 +266,13 @@ class Shards(Store):
         fragment.locate(path if is_large else None, mapped, blocks)
         return fragment
 
-    def lengths(self) -> npt.NDArray[Any]:
+    def lengths(self) -> Array:
         """Return the lengths from their file, which is mapped into memory."""
         path = self.folder / LENGTHS
         verify_file(path, self.checksums[LENGTHS])
         try:
             # Copy-on-write, because torch warns of read-only arrays.
-            lengths: npt.NDArray[Any] = np.load(path, mmap_mode="c")
+            lengths: Array = np.load(path, mmap_mode="c")
         except (OSError, ValueError) as error:
             raise damaged(path) from error
         if lengths.shape != (sum(self.sizes),) or lengths.dtype.kind != "i":
@@ -307,7 +299,7 @@ class Shards(Store):
         return {**self.__dict__, "folder": self.folder.absolute(), "_mapped": {}}
 
 
-def _width(values: npt.NDArray[Any]) -> int:
+def _width(values: Array) -> int:
     return int(values.shape[1]) if values.ndim == 2 else 1
 
 
@@ -329,7 +321,7 @@ class _MappedFragment(Fragment):
         object.__setattr__(self, "_start", _position_in(mapped, self.values))
         object.__setattr__(self, "_blocks", blocks)
 
-    def cut(self, starts: Integers, lengths: Integers, elements: Index) -> npt.NDArray[Any]:
+    def cut(self, starts: Integers, lengths: Integers, elements: Index) -> Array:
         """Return the values of some sequences, concatenated."""
         size = self.values.itemsize * _width(self.values)
         begins = starts * size + self._start
@@ -364,7 +356,7 @@ def _batch_in(path: Path, mapped: mmap.mmap) -> Any:
         return batch
 
 
-def _position_in(mapped: mmap.mmap, values: npt.NDArray[Any]) -> int:
+def _position_in(mapped: mmap.mmap, values: Array) -> int:
     """Return the position in a file of values that are mapped from it."""
     return int(values.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data)
 
@@ -377,6 +369,6 @@ def span_in(path: Path, sequence: str, layout: Layout) -> tuple[int, int]:
     return begin, begin + values.nbytes
 
 
-def offsets_in(path: Path, sequence: str) -> npt.NDArray[Any]:
+def offsets_in(path: Path, sequence: str) -> Array:
     """Return the offsets of the sequences in a shard, without a copy."""
     return _batch_in(path, _map(path)).column(sequence).offsets.to_numpy()

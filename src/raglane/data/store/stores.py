@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy.typing as npt
-
 from raglane._utils.messages import argument, quote, require
+from raglane.data.arrays import Array
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.padding import may_be_padded
 from raglane.data.assemble.streams import decided
+from raglane.data.columns import Columns
 from raglane.data.formats import by_suffix, pick, read
-from raglane.data.records import Columns, Records
+from raglane.data.records import Records
 from raglane.data.roles import Roles, Shape
 from raglane.data.roles.label_types import label_kinds
 from raglane.data.sources.files import check_readable, data_error
@@ -98,7 +98,7 @@ class Tables(Store):
             content = table.select(self.roles.names)
             return records_of(path, content, self.roles, self.columns, first=first)
 
-    def lengths_of(self, number: int) -> npt.NDArray[Any]:
+    def lengths_of(self, number: int) -> Array:
         """Return the lengths from the offsets, without the values, if the column holds lists."""
         _, _, table = self.tables[number]
         column = table.column(str(self.roles.sequence))
@@ -106,7 +106,7 @@ class Tables(Store):
         return super().lengths_of(number) if lengths is None else lengths
 
 
-def list_lengths(column: Any) -> npt.NDArray[Any] | None:
+def list_lengths(column: Any) -> Array | None:
     """Return the length of each list of a column; None if it holds no lists, or a null."""
     arrow = require("pyarrow", "data")
     compute = require("pyarrow.compute", "data")
@@ -163,7 +163,7 @@ class Groups(Store):
             table = file.read_row_group(number, columns=roles.names, use_threads=False)
             return records_of(path, table, roles, self.columns, first=sum(self.sizes[:number]))
 
-    def lengths_of(self, number: int) -> npt.NDArray[Any]:
+    def lengths_of(self, number: int) -> Array:
         """Return the lengths from the column of sequences, without reading the others."""
         file, roles = self._open()
         with readable(Path(self.location), "Parquet"):

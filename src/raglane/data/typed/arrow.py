@@ -6,11 +6,9 @@ import re
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import require
-
-_Integers = npt.NDArray[np.int64]
+from raglane.data.arrays import Array, Integers
 
 _is_bytes = re.compile(r"(dictionary<values=)?(large_|fixed_size_)?binary(_view)?\b").match
 
@@ -87,7 +85,7 @@ def as_texts(column: Any) -> Any:
     return column.cast("large_string")
 
 
-def explode(column: Any) -> tuple[_Integers, Any]:
+def explode(column: Any) -> tuple[Integers, Any]:
     """Return the length of each list, ``(B,)``, and the elements of all lists as a chunked
     array.
     """
@@ -99,12 +97,12 @@ def explode(column: Any) -> tuple[_Integers, Any]:
     )
 
 
-def lists(offsets: npt.NDArray[Any], array: npt.NDArray[Any]) -> Any:
+def lists(offsets: Array, array: Array) -> Any:
     """Return a column of lists: the rows of an array between offsets."""
     return _lists(offsets, lists_of(array))
 
 
-def lists_of(array: npt.NDArray[Any]) -> Any:
+def lists_of(array: Array) -> Any:
     """Return an array as an Arrow column, in nested lists for each further dimension."""
     if array.ndim == 1:
         return require("pyarrow", "data").array(
@@ -116,6 +114,6 @@ def lists_of(array: npt.NDArray[Any]) -> Any:
     )
 
 
-def _lists(offsets: npt.NDArray[Any], values: Any) -> Any:
+def _lists(offsets: Array, values: Any) -> Any:
     arrow = require("pyarrow", "data")
     return arrow.LargeListArray.from_arrays(arrow.array(offsets.astype(np.int64)), values)

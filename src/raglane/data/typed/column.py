@@ -7,62 +7,87 @@ becomes no text, and ``01`` of a CSV file stays ``01`` where it is an id or a la
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import require
+from raglane.data.arrays import Array, Bools, Entries, Floats, Integers
 from raglane.data.typed import decimals
-from raglane.data.typed.decimals import Entries
-
-Bools = npt.NDArray[np.bool_]
-Floats = npt.NDArray[np.float64]
-Integers = npt.NDArray[np.int64]
 
 # Spellings of a missing number, in lower case.
 MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
 
 
-class Column(Protocol):
+class Column(ABC):
     """A column of a table: ``N`` entries, as numbers or as words."""
 
+    # Whether numbers have marks of thousands, which are left out.
+    has_groups = False
+
+    @abstractmethod
     def __len__(self) -> int:
         """Return the number of entries."""
 
+    @cached_property
+    @abstractmethod
+    def _numbers(self) -> tuple[Floats, Bools]: ...
+
+    @cached_property
+    @abstractmethod
+    def _words(self) -> Entries: ...
+
+    @cached_property
+    @abstractmethod
+    def _codes(self) -> tuple[Integers, Entries]: ...
+
+    @property
+    def entries(self) -> Entries:
+        """The entries as texts with the decimal marks of a file, if it has some."""
+        return self.words()
+
     def numbers(self) -> tuple[Floats, Bools]:
         """Return the entries as numbers ``(N,)``, NaN where missing, and which are words."""
+        return self._numbers
 
     def words(self) -> Entries:
         """Return the entries as texts ``(N,)``, as they are written; "" where missing."""
+        return self._words
 
-    def times(self) -> npt.NDArray[Any] | None:
+    def times(self) -> Array | None:
         """Return dates as ``datetime64[ns]`` in UTC, if the type of the column says so."""
+        return None
 
     def codes(self) -> tuple[Integers, Entries]:
         """Number the different entries in their order of appearance; return numbers and texts."""
+        return self._codes
 
     def coded(self) -> tuple[Integers, int]:
         """Number the different entries; return the numbers and their count, without texts."""
+        return self._codes[0], len(self._codes[1])
 
+    @abstractmethod
     def same_as(self, rows: Integers) -> Bools:
         """Return for each row whether its entry equals that in the row ``rows`` names for it.
 
         Missing entries are equal.
         """
 
+    @abstractmethod
     def text(self, row: int) -> str:
         """Return one entry as a text."""
 
-    def take(self, rows: npt.NDArray[Any] | slice) -> Column:
+    @abstractmethod
+    def take(self, rows: Array | slice) -> Column:
         """Return the column with these rows, by their numbers or by a mask."""
 
 
-class Written:
+class Written(Column):
     """A column of texts, such as that of a CSV file: ``entries`` ``(N,)`` of str.
 
     Example:
@@ -72,12 +97,15 @@ class Written:
     """
 
     def __init__(self, entries: Entries) -> None:
-        self.entries = entries
-        # Whether numbers have marks of thousands, which are left out.
-        self.has_groups = False
+        self._entries = entries
+
+    @property
+    def entries(self) -> Entries:
+        """The entries with the decimal marks of a file."""
+        return self._entries
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self._entries)
 
     @cached_property
     def _numbers(self) -> tuple[Floats, Bools]:
@@ -91,25 +119,9 @@ class Written:
         codes, different = require("pandas", "data").factorize(self.entries)
         return codes, decimals.without_marks(different)
 
-    def numbers(self) -> tuple[Floats, Bools]:
-        """Return the entries as numbers, and which are words."""
-        return self._numbers
-
-    def words(self) -> Entries:
-        """Return the entries as they are written."""
+    @property
+    def _words(self) -> Entries:
         return decimals.without_marks(self.entries)
-
-    def times(self) -> npt.NDArray[Any] | None:
-        """Return None: a text has no type of dates."""
-        return None
-
-    def codes(self) -> tuple[Integers, Entries]:
-        """Number the different entries."""
-        return self._codes
-
-    def coded(self) -> tuple[Integers, int]:
-        """Number the different entries, without their texts."""
-        return self._codes[0], len(self._codes[1])
 
     def same_as(self, rows: Integers) -> Bools:
         """Return which entries equal those in other rows."""
@@ -119,7 +131,7 @@ class Written:
         """Return one entry."""
         return str(self.entries[row])
 
-    def take(self, rows: npt.NDArray[Any] | slice) -> Written:
+    def take(self, rows: Array | slice) -> Written:
         """Return the column with these rows."""
         column = Written(self.entries[rows])
         if "_numbers" in vars(self):
@@ -130,7 +142,7 @@ class Written:
         return column
 
 
-class Typed:
+class Typed(Column):
     """A column of Arrow: ``values``, a ``pyarrow.ChunkedArray`` of numbers, dates or texts.
 
     Example:
@@ -208,15 +220,7 @@ class Typed:
         values = different.to_pylist() if self._is_text else different.tolist()
         return codes, np.array(list(map(_written, values)), dtype=object)
 
-    def numbers(self) -> tuple[Floats, Bools]:
-        """Return the entries as numbers, and which are words."""
-        return self._numbers
-
-    def words(self) -> Entries:
-        """Return the entries as Python writes them."""
-        return self._words
-
-    def times(self) -> npt.NDArray[Any] | None:
+    def times(self) -> Array | None:
         """Return the dates of a column of times; None for another type."""
         types = require("pyarrow.types", "data")
         kind = self.values.type
@@ -224,10 +228,6 @@ class Typed:
             return None
         # Arrow holds times with a zone in UTC.
         return np.asarray(self.values.cast("timestamp[ns]", safe=False).to_numpy())
-
-    def codes(self) -> tuple[Integers, Entries]:
-        """Number the different entries."""
-        return self._codes
 
     def coded(self) -> tuple[Integers, int]:
         """Number the different entries, without their texts."""
@@ -250,7 +250,7 @@ class Typed:
         """Return one entry."""
         return _written(self.values[row].as_py())
 
-    def take(self, rows: npt.NDArray[Any] | slice) -> Typed:
+    def take(self, rows: Array | slice) -> Typed:
         """Return the column with these rows."""
         if isinstance(rows, slice):
             start, stop, _ = rows.indices(len(self))
@@ -296,7 +296,7 @@ class Numbers(Typed):
         """Return one entry."""
         return self._text.text(row)
 
-    def take(self, rows: npt.NDArray[Any] | slice) -> Numbers:
+    def take(self, rows: Array | slice) -> Numbers:
         """Return the column with these rows."""
         taken = super().take(rows)
         return Numbers(taken.values, lambda: self._text.take(rows))
@@ -331,8 +331,7 @@ def concatenated(columns: Sequence[Column]) -> Column:
     """Return the entries of several columns as one."""
     typed = [column for column in columns if isinstance(column, Typed)]
     if len(typed) < len(columns):
-        entries = [each.entries if isinstance(each, Written) else each.words() for each in columns]
-        return Written(np.concatenate(entries))
+        return Written(np.concatenate([each.entries for each in columns]))
     numbers = [column for column in typed if isinstance(column, Numbers)]
     if len(numbers) == len(columns):
         texts = [column.as_text for column in numbers]

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from raglane._utils.messages import require
-from raglane.data.typed.decimals import Entries
+from raglane.data.arrays import Array, Entries, Integers
 
 _CLOCK = r"(?P<hour>\d{1,2}):\d\d(?P<second>:\d\d)?(?P<fraction>[.,]\d{1,9})?"
 _HALF = r"(?P<half>\s?[AaPp]\.?[Mm]\.?)?"
@@ -161,7 +160,7 @@ def _present(entries: Entries) -> list[str]:
     return [word for word in stripped if word]
 
 
-def gaps_in(times: npt.NDArray[Any], offsets: npt.NDArray[np.int64]) -> tuple[int, int, Any] | None:
+def gaps_in(times: Array, offsets: Integers) -> tuple[int, int, Any] | None:
     """Return the number of gaps in regular series, the row after the first, and the usual step.
 
     A series is regular if at least nine of ten steps are of one length. None without a gap.

@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 
 import numpy as np
-import numpy.typing as npt
 
-Entries = npt.NDArray[np.object_]
+from raglane.data.arrays import Entries
 
 _is_decimal = re.compile(r"\s*[+-]?\d*[.,]\d+(?:[eE][+-]?\d+)?\s*").fullmatch
 _has_groups = re.compile(

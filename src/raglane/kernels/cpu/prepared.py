@@ -25,7 +25,7 @@ from raglane.kernels.cpu.programs import encode
 from raglane.native import library
 from raglane.native.library import DTYPES, program_preamble
 from raglane.native.memory import address, checked_rows
-from raglane.programs.program import Program
+from raglane.programs.program import Program, product_program
 
 _CPU = torch.device("cpu")
 _pack_program = struct.Struct("=16q").pack
@@ -321,6 +321,15 @@ class PreparedProgram(Kernel):
         )
         return self._argument(table, 1, batch, self._packed.data_ptr()), (table, rows)
 
+    def apply(self, values: Tensor) -> Tensor:
+        """Return the output for rows ``(N, width)``, of a program without states, in one thread."""
+        count = values.shape[0]
+        output = torch.empty(count, self.width, dtype=self.dtype, device=_CPU)
+        offsets = torch.frombuffer(array("q", (0, count)), dtype=torch.int64)
+        argument, _owners = self.fields(Rows([values], output, offsets, offsets[:1], []))
+        library.call("raglane_run_program", argument)
+        return output
+
     def _argument(
         self, table: array[int], threads: int | None, batch: tuple[int, ...], packed: int
     ) -> bytes:
@@ -333,6 +342,12 @@ class PreparedProgram(Kernel):
             packed,
         )
         return _pack_program(*program_preamble(self.state_dtype, threads), *batch, *pointers)
+
+
+def prepared_product(weight: Tensor) -> PreparedProgram:
+    """Return the product of rows with a weight ``(width, depth)`` of float32 or float64."""
+    packed = weight.unsqueeze(0)
+    return PreparedProgram(product_program(*packed.shape), weights=[packed], dtype=weight.dtype)
 
 
 def _checked(

@@ -132,7 +132,9 @@ class Recurrence:
             for name in self.results
         }
         written |= {
-            name: library.empty(like, *shapes[name]) if save else like for name in self.saved
+            # One tensor each, because results of operators must not be the same.
+            name: library.empty(like, *shapes[name]) if save else like.new_empty(0)
+            for name in self.saved
         }
         there = {name: tensor for name, tensor in written.items() if tensor.numel()}
         if library.library().flags & POISON:

@@ -51,8 +51,8 @@ class _Gates(nn.Module):
 
     def gate(self, name: str, values: Tensor, way: Way) -> Tensor:
         """Return a gate of rows ``(R, width)``."""
-        weight = self.get_parameter(f"{name}_gate_weight")
-        bias = self.get_parameter(f"{name}_gate_bias")
+        weight: Tensor = getattr(self, f"{name}_gate_weight")
+        bias: Tensor = getattr(self, f"{name}_gate_bias")
         arguments = way.product(values, weight.transpose(1, 2))
         return way.sigmoid(way.shifted(arguments, bias.flatten()))
 

@@ -13,11 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane import segments
 from raglane._utils.tracing import are_transformed, has_tangent, records_operators
 from raglane.kernels.cpu.programs import outer_products, times
 from raglane.native.library import DTYPES, missing_kernels
-from raglane.segments.indexing import place_rows, take_rows
 
 
 def _is_recorded(*parts: Tensor | None) -> bool:
@@ -191,66 +189,3 @@ def bounded_root(squares: Tensor) -> Tensor:
         return squares.sqrt()
     result: Tensor = _BoundedRoot.apply(squares)  # type: ignore[no-untyped-call]
     return result
-
-
-# ---- convolutions --------------------------------------------------------------------------------
-
-
-def _sum_of_later(rows: Tensor, weight: Tensor) -> Tensor:
-    """Return ``(M - K + 1, E)``, sums of K rows, each times its column of ``(E, K)``."""
-    count = rows.shape[0] - weight.shape[1] + 1
-    total = rows[:count] * weight[:, 0]
-    for tap in range(1, weight.shape[1]):
-        total = total + rows[tap : tap + count] * weight[:, tap]
-    return total
-
-
-class _Convolution(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, weight)
-        return _sum_of_later(rows, weight)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        rows, weight = ctx.saved_tensors
-        size = weight.shape[1]
-        count = grad.shape[0]
-        of_rows = _sum_of_later(F.pad(grad, (0, 0, size - 1, size - 1)), weight.flip(1))
-        columns = [_column_sums(grad * rows[tap : tap + count]) for tap in range(size)]
-        return of_rows, torch.stack(columns, 1)
-
-
-def convolve(rows: Tensor, weight: Tensor, state: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
-    """Convolve each channel of each sequence with the elements before.
-
-    Args:
-        rows: ``(N, E)``.
-        weight: ``(E, K)``, the last column for the element itself.
-        state: ``(B, (K - 1) * E)``, the elements before each sequence, oldest first.
-        offsets: ``(B + 1,)``.
-
-    Returns:
-        The outputs ``(N, E)``, and the state after each sequence.
-    """
-    total = rows.shape[0]
-    count = offsets.shape[0] - 1
-    reach = weight.shape[1] - 1
-    if not total:
-        return rows, state
-    if not reach:
-        return scaled(rows, weight[:, 0]), state
-    # All elements in one row, each sequence after those of its state.
-    after_states = torch.arange(1, count + 1, device=offsets.device) * reach
-    places = torch.arange(total, device=offsets.device)
-    places = places + segments.repeated(after_states, offsets.diff(), total)
-    window = torch.arange(-reach, 0, device=offsets.device)
-    of_states = ((offsets[:-1] + after_states).unsqueeze(1) + window).flatten()
-    of_finals = ((offsets[1:] + after_states).unsqueeze(1) + window).flatten()
-    elements = torch.cat([rows, state.to(rows.dtype).reshape(count * reach, rows.shape[1])])
-    row = place_rows(elements, torch.cat([places, of_states]), elements.shape[0])
-    convolve_row: Any = _sum_of_later if _is_recorded(row, weight) else _Convolution.apply
-    windows = convolve_row(row, weight)
-    final = take_rows(row, of_finals).reshape(state.shape)
-    # A window across two sequences is no output.
-    return take_rows(windows, places - reach), final.to(state.dtype)

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from raglane import segments
+from raglane._utils.tracing import records_operators
 from raglane.nn.mixers import rows
+from raglane.nn.recurrences.depthwise import convolve_channels, last_elements, step_channels
 from raglane.nn.recurrences.loops import attention_step, selective_step, step_sizes
 from raglane.nn.recurrences.operators import attend, scan_selectively
+from raglane.nn.recurrent.packed_weights import packed_product
 
 Limits = tuple[float, float]
 
@@ -137,6 +140,15 @@ class Way:
         return self.scaled(columns, weight).view(result.shape)
 
 
+def _convolve_step(values: Tensor, convolution: nn.Conv1d, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Convolve one element of each sequence; return the outputs and the new state."""
+    width = values.shape[1]
+    weight = convolution.weight.squeeze(1)
+    earlier = state.unflatten(1, (weight.shape[1] - 1, width))
+    output = step_channels(values, weight, convolution.bias, earlier)
+    return output, torch.cat([state, values.to(state.dtype)], 1)[:, width:]
+
+
 class Steps(Way):
     """One step of each of R sequences."""
 
@@ -149,11 +161,7 @@ class Steps(Way):
         self, values: Tensor, convolution: nn.Conv1d, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Way`."""
-        window = torch.cat([state.to(values.dtype), values], 1)
-        elements = window.view(values.shape[0], -1, values.shape[1])
-        output = (elements * convolution.weight.squeeze(1).t()).sum(1)
-        output = output if convolution.bias is None else output + convolution.bias
-        return output, window[:, values.shape[1] :]
+        return _convolve_step(values, convolution, state)
 
     def _scan(self, parts: Scan, state: Tensor) -> tuple[Tensor, Tensor]:
         x, dt, rates, inputs, outputs, skip, bias, softplus, limits = parts
@@ -175,6 +183,9 @@ class Steps(Way):
 
 STEPS = Steps()
 
+# Up to so many rows, a packed weight, which one thread multiplies, takes less time.
+_FEW = 64
+
 
 class Whole(Way):
     """All elements of whole sequences, ``(N, ...)``; the bits of a sequence depend on no other."""
@@ -186,11 +197,22 @@ class Whole(Way):
     def __init__(self, offsets: Tensor, count: int) -> None:
         self._offsets = offsets
         self._count = count
+        # Sequences of one element, in steps and on streams.
+        self._are_single = (
+            not records_operators()
+            and count == offsets.shape[0] - 1 <= _FEW
+            and offsets.tolist() == [*range(count + 1)]
+        )
 
     def linear(self, module: nn.Module, values: Tensor) -> Tensor:
         """See :class:`Way`."""
         if type(module) is nn.Linear:
-            return rows.product(values, module.weight, module.bias)
+            is_short = values.shape[0] <= _FEW and not torch.is_grad_enabled()
+            packed = packed_product(module) if is_short and not records_operators() else None
+            if packed is None or not values.shape[0]:
+                return rows.product(values, module.weight, module.bias)
+            output = packed.apply(wide(values).contiguous()).to(values.dtype)
+            return output if module.bias is None else output + module.bias
         result: Tensor = module(values)
         return result
 
@@ -198,10 +220,14 @@ class Whole(Way):
         self, values: Tensor, convolution: nn.Conv1d, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Way`."""
+        if self._are_single and not torch.is_grad_enabled():
+            return _convolve_step(values, convolution, state)
         weight = convolution.weight.squeeze(1)
-        output, state = rows.convolve(values, weight, state, self._offsets)
-        bias = convolution.bias
-        return output if bias is None else rows.shifted(output, bias), state
+        reach = weight.shape[1] - 1
+        earlier = state.unflatten(1, (reach, values.shape[1]))
+        output = convolve_channels(values, weight, convolution.bias, self._offsets, None, earlier)
+        after = last_elements(values, reach, self._offsets, None, earlier)
+        return output, after.flatten(1).to(state.dtype)
 
     def _scan(self, parts: Scan, state: Tensor) -> tuple[Tensor, Tensor]:
         *tensors, softplus, limits = parts

@@ -2,5 +2,5 @@
 
 ``selective.py`` and ``attention.py`` have the functions and check their arguments; ``loops.py`` the
 equations in plain torch, and ``operators.py`` operators of torch that run the kernels of
-``csrc/recurrence``.
+``csrc/recurrence``. ``depthwise.py`` is the short convolution that precedes them.
 """

@@ -1,4 +1,4 @@
-"""Converts torch's recurrent layers in a model to Raglane's, in place, and back."""
+"""Converts recurrent layers in a model to Raglane's, in place, and back."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.porting.xlstm import slstm_weights
 from raglane.nn.recurrent.stack import OPTIONS
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
+from raglane.nn.swapped.base import Mixer
+from raglane.nn.swapped.entry import enter, leave
+from raglane.nn.swapped.families import is_mixer, mixer_of, reason_to_leave_mixer
 
 M = TypeVar("M", bound=torch.nn.Module)
 # The most layers that a line names.
@@ -259,6 +262,9 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
     and those that override a method which torch's ``forward`` calls, e.g. ``permute_hidden``, or
     that have an attribute of the name of one of Raglane's, e.g. ``step``.
 
+    In models of transformers the mixers of Mamba and its kin are converted, and padding and several
+    sequences in a row mean what they say; see :doc:`/from-torch/accelerate`.
+
     Recurrent policies of sb3-contrib, and LSTMModule and GRUModule of torchrl with their default
     backend, also run their layers in one call if episodes start within the sequences.
 
@@ -288,16 +294,21 @@ def accelerate(model: M, *, checkpoint_every: int | None = None) -> M:
         for name, reason in reasons.items()
         if not reason.endswith((_OF_CELLS, _OF_OURS))
     }
-    for module in model.modules():
+    for name, module in model.named_modules():
         if (_is_torchs(module) or _is_slstm(module)) and not _reason_to_leave(module):
             # torch.fx treats a module as a leaf if its __module__ is torch.nn's.
             vars(module)["__module__"] = type(module).__module__
             module.__class__ = _converted(type(module))
         if checkpoint_every is not None and isinstance(module, RecurrentLayer):
             module.checkpoint_every = checkpoint_every
+        if is_mixer(module) and not _reason_to_leave(module):
+            module.__class__ = _converted(type(module))
+            if isinstance(module, Mixer):
+                module.adopt(name)
     for module in model.modules():
         if _resets_states(module):
             module.__class__ = _converted(type(module))
+    enter(model)
     for problem in _problems(model, left, reasons):
         warnings.warn(f"rl.accelerate {problem}.", stacklevel=2)
     return model
@@ -307,7 +318,7 @@ def _problems(
     model: torch.nn.Module, left: dict[str, str], reasons: dict[str, str]
 ) -> Iterator[str]:
     """Yield why a model, or a layer of it, runs as before its conversion."""
-    layers = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
+    layers = [module for module in model.modules() if isinstance(module, RecurrentLayer | Mixer)]
     if left:
         yield f"did not convert a layer. {_reasons(left)}"
     elif not layers:
@@ -332,7 +343,7 @@ def acceleration_of(model: torch.nn.Module) -> Acceleration:
     modules = list(model.named_modules())
     reasons = {name: _reason_to_leave(module) for name, module in modules}
     return Acceleration(
-        [name for name, module in modules if isinstance(module, _Accelerated)],
+        [name for name, module in modules if isinstance(module, _Accelerated | Mixer)],
         {name: reason for name, reason in reasons.items() if reason},
     )
 
@@ -358,6 +369,7 @@ def to_torch(model: M) -> M:
     """
     check_model(model)
     for name, module in model.named_modules():
+        leave(module)
         if isinstance(module, _Converted):
             if "_theirs" not in vars(type(module)):
                 rule = "a layer without parametrizations"
@@ -417,7 +429,7 @@ def _converted(kind: type[torch.nn.Module]) -> Any:
             return subclass
     body = {"_theirs": kind, "__module__": kind.__module__, "__doc__": kind.__doc__}
     base = _base_of(kind)
-    model = base_of_model(kind)
+    model = base_of_model(kind) or mixer_of(kind)
     bases: tuple[Any, ...] = (kind, _OURS[base]) if base is not None else (AcceleratedSLSTM, kind)
     if model is not None:
         bases = (_Converted, model, kind)
@@ -439,6 +451,8 @@ def _reason_to_leave(module: torch.nn.Module) -> str:
         return _reason_of_layer(module)
     if _is_slstm(module):
         return _reason_of_slstm(module)
+    if is_mixer(module):
+        return reason_to_leave_mixer(module)
     if isinstance(module, torch.nn.RNNCellBase):
         return f"{name} {_OF_CELLS}"
     if isinstance(module, RecurrentLayer) and not isinstance(module, _Accelerated):

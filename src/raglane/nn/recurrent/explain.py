@@ -16,7 +16,7 @@ from raglane.native.library import build_note
 from raglane.nn.recurrent.accelerate import Acceleration, acceleration_of
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.packed_weights import packed_weights
+from raglane.nn.recurrent.packed_weights import has_packed_products, packed_weights
 from raglane.programs.step import replaced
 from raglane.programs.trace import draws_random_numbers
 from raglane.ragged import Ragged
@@ -99,16 +99,25 @@ def explain(
         backend = programs.BACKEND if choice.backend == "program" else programs.GPU
         origin, listing = backend.origin(traits, program)
         reasons.append(origin)
-    elif choice.backend == "cpu" and (packed := packed_weights(layer)) is not None:
-        if not packed.packed_for(weights):
-            reasons.append("no longer packed: its weights have changed")
-        elif not packed.is_int8:
-            reasons.append("its weights are packed")
-        elif layer.training:
-            reasons.append("quantised, but in training mode, where its weights stay float32")
-        else:
-            reasons.append("quantised: its weights are int8 in calls that record no gradients")
+    elif choice.backend == "cpu":
+        reasons += _packing(layer, weights)
     return replace(choice, reason="; ".join(reasons), program=listing)
+
+
+def _packing(layer: RecurrentLayer, weights: tuple[Any, ...]) -> list[str]:
+    """Return how the weights of a layer on the cpu kernels are packed, if they ever were."""
+    if isinstance(layer.cell, ModuleCell):
+        return ["its weights are packed"] if has_packed_products(layer) else []
+    packed = packed_weights(layer)
+    if packed is None:
+        return []
+    if not packed.packed_for(weights):
+        return ["no longer packed: its weights have changed"]
+    if not packed.is_int8:
+        return ["its weights are packed"]
+    if layer.training:
+        return ["quantised, but in training mode, where its weights stay float32"]
+    return ["quantised: its weights are int8 in calls that record no gradients"]
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from raglane.cells.module import ModuleCell
 from raglane.errors import ArgumentError, DispatchError
 from raglane.kernels.contract import Traits
 from raglane.kernels.cpu.layer import layer_of
+from raglane.kernels.cpu.prepared import PreparedProgram, prepared_product
 from raglane.kernels.dispatch import pick
 from raglane.native.library import cell_facts
 from raglane.nn.recurrent.stack import Stack, plans
@@ -143,7 +144,10 @@ def _pack(layer: Stack, dtype: torch.dtype | None) -> str | None:
     if backend != "cpu":
         return f"the backend {backend} runs it"
     if isinstance(layer.cell, ModuleCell):
-        return f"a {type(layer).__name__} packs no weights"
+        if dtype is not None:
+            return f"a {type(layer).__name__} has no kernels for int8 weights; only RNN, LSTM and GRU have"
+        pack_products(layer)
+        return None
     tensors = _tensors(weights)
     again = _tensors(layer._weights())
     if any(first is not second for first, second in zip(tensors, again, strict=True)):
@@ -157,6 +161,29 @@ def _pack(layer: Stack, dtype: torch.dtype | None) -> str | None:
     _packed_weights[layer] = PackedWeights(tensors, packed)
     plans.pop(layer, None)
     return None
+
+
+def pack_products(module: torch.nn.Module) -> None:
+    """Pack the weights of the linear layers in a module."""
+    for inner in module.modules():
+        if type(inner) is torch.nn.Linear and not inner.weight.is_inference():
+            wide = torch.promote_types(inner.weight.dtype, torch.float32)
+            product = prepared_product(inner.weight.detach().to(wide))
+            _packed_weights[inner] = PackedWeights([inner.weight], [product])
+    _watch_optimizers()
+
+
+def packed_product(linear: torch.nn.Linear) -> PreparedProgram | None:
+    """Return the packed weight of a linear layer, while it is valid."""
+    stored = _packed_weights.get(linear)
+    ready = stored.packed_for(((linear.weight,),)) if stored is not None else ()
+    return ready[0] if ready else None
+
+
+def has_packed_products(module: torch.nn.Module) -> bool:
+    """Return True if a linear layer in a module has a packed weight."""
+    linears = [inner for inner in module.modules() if type(inner) is torch.nn.Linear]
+    return any(packed_product(linear) is not None for linear in linears)
 
 
 def _reason_against_int8(layer: Stack, like: Tensor) -> str | None:
@@ -208,7 +235,7 @@ class PackedWeights:
 
     __slots__ = ("_originals", "_packed", "is_int8")
 
-    def __init__(self, weights: Sequence[Tensor], packed: Sequence[Tensor]) -> None:
+    def __init__(self, weights: Sequence[Tensor], packed: Sequence[Any]) -> None:
         self.is_int8 = packed[0].dtype is torch.int8
         # The alias keeps the memory allocated, so no other tensor can get its address. Strides and
         # the negative bit are compared because they change the values that are read from the same
@@ -226,7 +253,7 @@ class PackedWeights:
         ]
         self._packed = tuple(packed)
 
-    def packed_for(self, weights: Sequence[Any]) -> tuple[Tensor, ...]:
+    def packed_for(self, weights: Sequence[Any]) -> tuple[Any, ...]:
         """Return the packed form of these weights, () for others; discard it if one has changed."""
         # Copied first, because another thread may discard them.
         originals = self._originals

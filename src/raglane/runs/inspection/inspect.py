@@ -35,6 +35,7 @@ from raglane.planner.rows import thin_out
 from raglane.planner.words import range_in_words
 from raglane.runs.configuration import words_of
 from raglane.runs.inspection.reading import Contents
+from raglane.runs.sources import Source
 from raglane.training.model import ModelConfig
 from raglane.training.settings import ModelSettings, Settings
 from raglane.training.stored import finite, to_json
@@ -207,8 +208,7 @@ def inspect(
     contents: Contents,
     settings: Settings,
     *,
-    columns: Any,
-    format: str | None,
+    source: Source,
     ranks: int,
     fresh: bool,
     progress: Progress,
@@ -239,7 +239,7 @@ def inspect(
         examples(sample, advice.best.batch_size or 1, bucketed=advice.best.bucketed),
         advice,
         chosen,
-        train_line(contents.path, contents.kind, format, columns, chosen),
+        train_line(contents.path, contents.kind, source, chosen),
         facts(),
     )
 
@@ -257,9 +257,7 @@ def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
     )
 
 
-def train_line(
-    path: Path | None, kind: str, format: str | None, columns: Any, settings: Settings
-) -> str:
+def train_line(path: Path | None, kind: str, source: Source, settings: Settings) -> str:
     """Return the command ``raglane train``, or ``raglane demo`` without a path, for a shell."""
     chosen = words_of(settings, "batch_size")
     if path is None:
@@ -267,8 +265,10 @@ def train_line(
     data = "DATA" if kind == "lengths" else f"{path}"
     if data.startswith("-"):
         data = f"./{path}"  # Otherwise the path would be parsed as an option.
-    named = [] if format is None else ["--format", format]
-    return shlex.join(["raglane", "train", data, *chosen, *words_of(columns), *named])
+    named = [*words_of(source.columns), *words_of(source)]
+    if source.format is not None:
+        named += ["--format", source.format]
+    return shlex.join(["raglane", "train", data, *chosen, *named])
 
 
 QUANTILES = {

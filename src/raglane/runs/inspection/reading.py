@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -16,14 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import argument, count_of, quote, require
+from raglane.data.assemble.errors import attempt
 from raglane.data.assemble.pieces import Alike
 from raglane.data.assemble.streams import parquet_pieces
+from raglane.data.columns import Columns, option
 from raglane.data.formats import FORMATS, open_file, pick
 from raglane.data.formats import read as read_records
 from raglane.data.prepare.missing import BLOCKS
 from raglane.data.prepare.statistics import FeatureCounts, Statistics
 from raglane.data.reading import japanese_vowels
-from raglane.data.records import NO_ROLES, Columns, Records, RoleNotes, note_single
+from raglane.data.records import NO_ROLES, Records, RoleNotes, note_single
 from raglane.data.sources.files import check_readable, check_text, data_error
 from raglane.data.sources.ipc import is_converted, readable
 from raglane.data.store.conversion import Progress
@@ -235,16 +236,16 @@ def _has_lengths(path: Path) -> bool:
 
 def _with_labels(read: Callable[[Columns], Contents], columns: Columns) -> Contents:
     """Read data, without labels if no label column was named and none can be found."""
-    try:
+    if not columns.wants_labels or columns.label is not None:
         return read(columns)
-    except DataError as error:
-        if not columns.wants_labels or columns.label is not None:
-            raise
-        contents = read(replace(columns, need_labels=False))
-        note = f"no labels are read: {error}"
-        forecast = argument("task", "forecast")
-        advice = f"to train on this data, name their column with {argument('label', of='Columns')}, or pass {forecast}"
-        return replace(contents, notes=(*contents.notes, note, advice))
+    labelled = attempt(read, columns)
+    if not isinstance(labelled, DataError):
+        return labelled
+    contents = read(replace(columns, need_labels=False))
+    note = f"no labels are read: {labelled}"
+    forecast = argument("task", "forecast")
+    advice = f"to train on this data, name their column with {option('label')}, or pass {forecast}"
+    return replace(contents, notes=(*contents.notes, note, advice))
 
 
 # The bytes of a piece of a text.
@@ -309,18 +310,24 @@ def contents_of_parquet(path: Path, columns: Columns, progress: Progress) -> Con
     again, as a whole.
     """
     check_readable(path)
+    contents = attempt(_in_pieces, path, columns, progress)
+    if isinstance(contents, Contents):
+        return contents
+    return contents_of(read_records(path, columns, "parquet"), path)
+
+
+def _in_pieces(path: Path, columns: Columns, progress: Progress) -> Contents | None:
+    """Return the contents of a Parquet file; None without a row."""
     alike = Alike()
     counted = Statistics()
     lengths: list[_Integers] = []
-    with suppress(DataError):
-        with readable(path, "Parquet"):
-            rows = require("pyarrow.parquet", "data").read_metadata(path).num_rows
-        for piece in parquet_pieces(path, columns):
-            records = alike.checked(piece.read(0, piece.count))
-            lengths.append(records.lengths)
-            counted += Statistics.of(records)
-            progress.done(piece.end[0] / rows)
-        if alike.layout is not None:
-            contents = _contents(path, np.concatenate(lengths), counted, alike.layout, ())
-            return _noted(contents, records)
-    return contents_of(read_records(path, columns, "parquet"), path)
+    with readable(path, "Parquet"):
+        rows = require("pyarrow.parquet", "data").read_metadata(path).num_rows
+    for piece in parquet_pieces(path, columns):
+        records = alike.checked(piece.read(0, piece.count))
+        lengths.append(records.lengths)
+        counted += Statistics.of(records)
+        progress.done(piece.end[0] / rows)
+    if alike.layout is None:
+        return None
+    return _noted(_contents(path, np.concatenate(lengths), counted, alike.layout, ()), records)

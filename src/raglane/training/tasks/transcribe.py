@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.messages import argument, count_of
+from raglane.data.columns import option
 from raglane.data.dataset import Dataset
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.splitting import join_tokens
@@ -133,7 +134,7 @@ class Transcribe(Task):
                 )
         count, got = _too_short(training) if settings.decoder_name == "ctc" else (0, "")
         if count:
-            split = argument("split", "characters", of="Columns")
+            split = option("split", "characters")
             decoder = argument("decoder", "attention")
             fix = f"pass {decoder}, or split the inputs further, e.g. with {split}"
             if count == len(training):

@@ -19,6 +19,9 @@ TRAINING = "Training"
 DATA = "Data"
 RUN = "Run and output"
 
+TRUTH = {"yes": True, "no": False}
+"""The choices of an option that is True, False or None."""
+
 _KEY = "option"
 
 
@@ -69,6 +72,15 @@ def options(kind: Any) -> dict[str, Option]:
 def flag_of(kind: Any, name: str) -> str:
     """Return the command-line flag of an option."""
     return options(kind)[name].flag or "--" + name.replace("_", "-")
+
+
+def in_words(value: Any, described: Option) -> Any:
+    """Return the value of an option as it is written: the names of True and False, if it has
+    some.
+    """
+    if isinstance(value, bool) and described.choices:
+        return next(word for word, truth in TRUTH.items() if truth == value)
+    return value
 
 
 def check(chosen: Any) -> None:

@@ -1,0 +1,105 @@
+"""The gated delta rule of Qwen3-Next, Qwen3.5, OLMo Hybrid and Kimi Linear."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from raglane.nn.swapped.base import Mixer, negative_rates
+from raglane.nn.swapped.layout import Layout
+from raglane.nn.swapped.memory import Memory
+
+# By the names of transformers.
+ACTIVATIONS: dict[str, Any] = {"silu": F.silu, "swish": F.silu, "gelu": F.gelu, "relu": F.relu}
+
+
+class DeltaMixer(Mixer):
+    """The mixer of Qwen3.5, with a projection for each part."""
+
+    has_attention = True
+
+    def _mix(self, rows: Tensor, layout: Layout, memory: Memory) -> Tensor:  # noqa: ARG002
+        mixer: Any = self
+        mixed, gate, betas, steps = self._project(rows)
+        mixed = ACTIVATIONS[mixer.activation](memory.convolve(mixed.flatten(0, 1), mixer.conv1d))
+        size = mixer.head_k_dim
+        q, k, v = mixed.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], -1)
+        q = _unit(q.unflatten(1, (-1, size)))
+        k = _unit(k.unflatten(1, (-1, size)))
+        wide = torch.promote_types(v.dtype, torch.float32)
+        v = v.unflatten(1, (-1, mixer.head_v_dim)).to(wide)
+        gains = betas.flatten(0, 1).sigmoid().to(wide)
+        if getattr(mixer, "allow_neg_eigval", False):
+            gains = gains * 2
+        decays = self._decays(steps.flatten(0, 1).to(wide))
+        y = memory.attend(q, k, v, decays, gains, scale=size**-0.5, delta=True)
+        return self._finish(y, gate.reshape(y.shape), rows)
+
+    def _project(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """Return the input of the convolution, the gate, betas and step sizes."""
+        mixer: Any = self
+        names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        return tuple([getattr(mixer, name)(rows) for name in names])
+
+    def _decays(self, steps: Tensor) -> Tensor:
+        """Return the logarithms of decays, of heads or of keys."""
+        mixer: Any = self
+        dt = steps + mixer.dt_bias.to(steps.dtype)
+        # Unlike torch's softplus, which is the identity above 20.
+        return torch.logaddexp(dt, torch.zeros_like(dt)) * negative_rates(mixer.A_log, dt)
+
+    def _finish(self, y: Tensor, gate: Tensor, rows: Tensor) -> Tensor:
+        mixer: Any = self
+        y = mixer.norm(y.to(gate.dtype).flatten(0, 1), gate.flatten(0, 1))
+        return mixer.out_proj(
+            y.unflatten(0, gate.shape[:2]).flatten(1).unflatten(0, rows.shape[:2])
+        )
+
+
+class InterleavedDeltaMixer(DeltaMixer):
+    """The mixer of Qwen3-Next, whose projections have the parts of each head of keys together."""
+
+    def _project(self, rows: Tensor) -> tuple[Tensor, ...]:
+        mixer: Any = self
+        parts = mixer.fix_query_key_value_ordering(mixer.in_proj_qkvz(rows), mixer.in_proj_ba(rows))
+        q, k, v, gate, betas, steps = parts
+        return torch.cat([part.flatten(2) for part in (q, k, v)], -1), gate, betas, steps
+
+
+class OlmoDeltaMixer(DeltaMixer):
+    """The mixer of OLMo Hybrid."""
+
+    def _project(self, rows: Tensor) -> tuple[Tensor, ...]:
+        mixer: Any = self
+        mixed = torch.cat([mixer.q_proj(rows), mixer.k_proj(rows), mixer.v_proj(rows)], -1)
+        return mixed, mixer.g_proj(rows), mixer.b_proj(rows), mixer.a_proj(rows)
+
+    def _finish(self, y: Tensor, gate: Tensor, rows: Tensor) -> Tensor:
+        mixer: Any = self
+        y = mixer.o_norm(y.to(gate.dtype).flatten(0, 1), gate.flatten(0, 1))
+        return mixer.o_proj(y.unflatten(0, gate.shape[:2]).flatten(1).unflatten(0, rows.shape[:2]))
+
+
+class KimiMixer(OlmoDeltaMixer):
+    """The mixer of Kimi Linear, with a decay for each key, which a module of its own computes."""
+
+    key_dim = value_dim = property(lambda self: self.qkv_dim)
+    head_k_dim = head_v_dim = property(lambda self: self.head_dim)
+
+    def _project(self, rows: Tensor) -> tuple[Tensor, ...]:
+        mixer: Any = self
+        mixed = torch.cat([mixer.q_proj(rows), mixer.k_proj(rows), mixer.v_proj(rows)], -1)
+        gate = mixer.g_b_proj(mixer.g_a_proj(rows))
+        return mixed, gate, mixer.b_proj(rows), mixer.forget_gate(rows)
+
+    def _decays(self, steps: Tensor) -> Tensor:
+        return steps
+
+
+def _unit(values: Tensor) -> Tensor:
+    """Return vectors of length 1."""
+    wide = values.to(torch.promote_types(values.dtype, torch.float32))
+    return wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + 1e-6)
