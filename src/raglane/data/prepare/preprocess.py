@@ -63,8 +63,7 @@ class Preprocessor:
         label_split: the tokenization of target texts, for ``"transcribe"``; None if targets are
             lists.
         season: for ``"forecast"``, the steps of a season whose differences are appended to the
-            inputs, see :func:`~raglane.data.prepare.seasons.differences`; 0 for none. ``std`` is
-            then the deviation of the differences.
+            inputs; 0 for none. ``std`` is then the deviation of the differences.
 
     Example:
         >>> from raglane.data import read
