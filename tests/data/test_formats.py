@@ -23,6 +23,7 @@ import pytest
 from raglane.data import FORMATS, Columns, convert, japanese_vowels, read
 from raglane.data.splitting import SPLITS, characters_in, join_tokens, split_texts
 from raglane.errors import ArgumentError, DataError, MissingExtraError
+from raglane.tasks import guessed_in
 from small_files import put, refused, same, written
 
 files = pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.suffixes])
@@ -515,3 +516,11 @@ def test_agrees_with_sktime() -> None:
         ]
         np.testing.assert_array_equal(ours.values, np.concatenate(flat))
         assert [label.lower() for label in ours.labels or ()] == [label.lower() for label in labels]
+
+
+def test_the_tasks_of_a_format_are_those_that_its_rows_can_tell() -> None:
+    tasks = {name: guessed_in(format.row) for name, format in FORMATS.items()}
+    assert tasks["text"] == ("classify", "language")
+    assert tasks["conll"] == ("classify", "tag")
+    assert tasks["csv"] == tasks["ts"] == ("classify", "regress")
+    assert tasks["jsonl"] == tasks["folder"] == ("classify", "tag", "regress", "multilabel")

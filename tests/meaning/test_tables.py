@@ -140,3 +140,13 @@ def test_a_header_that_names_texts_is_used(tmp_path: Path) -> None:
     pandas.DataFrame({"text": _TEXTS, "label": list("abababab")}).to_parquet(parquet)
     notes = rl.data.read(parquet, Columns(header="label,text")).notes
     assert any("not used" in note and "header" in note for note in notes)
+
+
+def test_bars_between_texts_with_commas(tmp_path: Path) -> None:
+    """Commas are in all lines too, but not equally many, as in lists of recordings and texts."""
+    path = tmp_path / "metadata.csv"
+    texts = [f"Printing, in the{', only' * (row % 5)} sense {row}" for row in range(12)]
+    path.write_text("".join(f"LJ{row}|{text}|{text}\n" for row, text in enumerate(texts)))
+    records = rl.data.read(path, Columns("language", header="id,text,normalized")).records
+    assert records.lengths.tolist() == [len(text.split()) for text in texts]
+    assert list(records.ids or ()) == [f"LJ{row}" for row in range(12)]

@@ -190,7 +190,7 @@ def _stacked(outputs: list[Tensor], p: Any) -> Tensor:
 
 
 Loop = Callable[[Any, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
-_DELTA = {"num_heads": 2, "num_value_heads": 4, "key_size": 3, "value_size": 5}
+_DELTA: dict[str, Any] = {"num_heads": 2, "num_value_heads": 4, "key_size": 3, "value_size": 5}
 LOOPS: dict[str, tuple[Loop, dict[str, Any]]] = {
     "Mamba": (_mamba, {"state_size": 4}),
     "Mamba2": (
@@ -352,6 +352,14 @@ def test_packed_weights_give_the_same_bits(
         assert not used, "the weights have changed"
 
 
+@needs_kernels
+def test_packed_weights_in_training() -> None:
+    layer = rl.pack_weights(_layer("Mamba"))
+    out, _ = layer(rl.Ragged([torch.randn(4, D, dtype=torch.float64)]))
+    out.values.sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
 def _noting(function: Callable[..., Tensor], used: list[int]) -> Callable[..., Tensor]:
     def run(*args: Any) -> Tensor:
         used.append(1)
@@ -363,19 +371,21 @@ def _noting(function: Callable[..., Tensor], used: list[int]) -> Callable[..., T
 @needs_kernels
 @pytest.mark.parametrize("name", LOOPS)
 def test_bits_of_all_gradients_do_not_depend_on_threads(name: str) -> None:
-    layer = _layer(name, width=7, size=18, dtype=torch.float32)
+    # Torch's own sums of 36 columns have other bits at 5 threads.
+    layer = _layer(name, width=7, size=18 if name == "Mamba2" else 36, dtype=torch.float32)
     values = torch.randn(3000, 7)
     batch = rl.Ragged.from_flat(values, lengths=[1, 2000, 999])
     seen = []
     before = torch.get_num_threads()
     try:
-        for threads in (1, 3):
+        for threads in (1, 3, 5):
             torch.set_num_threads(threads)
             out, _ = layer(batch)
             seen.append(torch.autograd.grad(out.values.square().sum(), list(layer.parameters())))
     finally:
         torch.set_num_threads(before)
-    assert all(map(torch.equal, *seen))
+    for other in seen[1:]:
+        assert all(map(torch.equal, other, seen[0]))
 
 
 @needs_kernels
@@ -411,6 +421,16 @@ def test_a_stream_has_the_bits_of_its_sequence(name: str, dtype: torch.dtype) ->
 
 
 # ---- what all layers have ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in LOOPS if name != "MLSTM"])
+def test_a_convolution_of_one_element_has_no_state(name: str) -> None:
+    layer = _layer(name, kernel_size=1)
+    batch = _batch()
+    out, (before, *_) = layer(batch)
+    assert before.shape == (1, len(LENGTHS), 0)
+    with rl.use_backend(backend="reference"):
+        assert_same([layer(batch)[0].values], [out.values])
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -455,7 +475,7 @@ def test_second_derivatives(name: str) -> None:
         return out.values, *final
 
     torch.autograd.gradcheck(run, (values,))
-    torch.autograd.gradgradcheck(run, (values,), atol=1e-4)
+    torch.autograd.gradgradcheck(run, (values,), atol=1e-4, fast_mode=True)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -591,6 +611,20 @@ def test_the_blocks_of_transformers(name: str) -> None:
     expected = expected[0] if isinstance(expected, tuple) else expected
     out, _ = layer(rl.Ragged(list(values)))
     torch.testing.assert_close(out.values, expected.flatten(0, 1), rtol=1e-5, atol=1e-5)
+
+
+def test_interleaved_projections_of_qwen() -> None:
+    """Each head of keys has its rows of queries, keys, values and gates side by side."""
+    layer = rl.nn.GatedDeltaNet(7, 8, **_DELTA)
+    state = {name: torch.randn_like(tensor) for name, tensor in layer.state_dict().items()}
+    theirs = dict(state)
+    q, k, v = theirs.pop("in_proj_qkv.weight").split([6, 6, 20])
+    z, a, b = (theirs.pop(f"in_proj_{name}.weight") for name in "zab")
+    heads = [each.chunk(2) for each in (q, k, v, z, b, a)]
+    theirs["in_proj_qkvz.weight"] = torch.cat([each[h] for h in (0, 1) for each in heads[:4]])
+    theirs["in_proj_ba.weight"] = torch.cat([each[h] for h in (0, 1) for each in heads[4:]])
+    layer.load_state_dict(theirs)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in layer.state_dict().items())
 
 
 def test_joined_projections_of_xlstm() -> None:

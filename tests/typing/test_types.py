@@ -78,11 +78,13 @@ def test_help_lists_the_arguments_that_a_layer_has() -> None:
         "PeepholeLSTM": {"clip"},
         "CoupledLSTM": {"clip"},
     }
+    blocks = ("Mamba", "Mamba2", "GatedDeltaNet", "MLSTM", "RGLRU")
     common = set(inspect.signature(rl.nn.GRUD).parameters)
     for name in ("GRUD", "SRU", "QRNN", "MinGRU", "MinLSTM", "LayerNormLSTM", "LayerNormGRU", *own):
         assert set(inspect.signature(getattr(rl.nn, name)).parameters) - common == own.get(
             name, set()
         )
+    own |= {name: set(inspect.signature(getattr(rl.nn, name)).parameters) for name in blocks}
     accepted = set().union(*own.values()) | common - {"input_size", "hidden_size", "options"}
     assert accepted <= set(EncoderOptions.__annotations__) | set(OPTIONS) | {
         *inspect.signature(rl.nn.SequenceEncoder).parameters

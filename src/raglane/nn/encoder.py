@@ -91,6 +91,19 @@ class EncoderOptions(Options, total=False):
     backbone_units: int | None
     gap_column: int | None
     max_length: int | None
+    state_size: int
+    kernel_size: int
+    expand: int
+    dt_rank: int | None
+    conv_bias: bool
+    head_dim: int | None
+    num_groups: int
+    dt_limit: tuple[float, float] | None
+    eps: float
+    num_value_heads: int | None
+    key_size: int | None
+    value_size: int | None
+    width: int | None
 
 
 class SequenceEncoder(nn.Module):
@@ -275,7 +288,7 @@ def layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
 
 
 def recurrent_layer(
-    make: Callable[..., Any], width: int, hidden_size: int, **options: Any
+    make: Callable[..., Any], width: int, hidden_size: int, /, **options: Any
 ) -> RecurrentLayer:
     """Create the recurrent layer."""
     rule = "a function (input_size, hidden_size, **options) that returns a layer of rl.nn"

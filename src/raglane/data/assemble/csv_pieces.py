@@ -52,7 +52,7 @@ def csv_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piec
     roles = accepted(path, decide_rows(Facts(named_columns(header, rows[1:])), columns))
     if roles.shape is Shape.ELEMENTS and roles.id:
         tables = partial(plain_tables, path, header, columns)
-        survey = _survey(tables(), roles.id)
+        survey = _survey(plain_tables(path, header, columns, roles.id), roles.id)
         if survey is None:
             tables = partial(_tables, path, header, columns)
             survey = _survey(tables(), roles.id)

@@ -28,7 +28,7 @@ from __future__ import annotations
 import io
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -203,19 +203,22 @@ def chunks(path: Path, columns: Columns) -> Iterator[Entries]:
 
 
 def plain_tables(
-    path: Path, header: list[str], columns: Columns
+    path: Path, header: list[str], columns: Columns, some: Collection[str] = ()
 ) -> Iterator[dict[str, Column] | None]:
-    """Yield the columns of a large plain file in blocks; None ends another one."""
+    """Yield the columns of a large plain file, or some of them, in blocks; None ends another
+    one.
+    """
     with opened(path) as file:
         table = plain(path, file, columns)
         is_same = table.file is file and table.skipped == 0
         mark = table.mark
-    for block in plain_blocks(path, mark) if is_same else (None,):
-        if block is None or len(block) != len(header):
+    named = {at: name for at, name in enumerate(header) if name in (some or header) and name}
+    for block in plain_blocks(path, mark, len(header), list(named)) if is_same else (None,):
+        if block is None:
             yield None
             return
         if len(block[0]):
-            yield {name: column for name, column in zip(header, block, strict=True) if name}
+            yield dict(zip(named.values(), block, strict=True))
 
 
 def check_bytes(path: Path) -> None:

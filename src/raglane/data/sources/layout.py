@@ -207,11 +207,16 @@ def _mark_of(lines: Sequence[str]) -> str | None:
         return None
     first = _QUOTED.sub("", filled[0])
     named = [mark for mark in (",", *_OTHER_MARKS) if mark in first]
+    ragged: list[str] = []
     for mark in (*named[:1], *_OTHER_MARKS, ","):
         widths = Counter(map(len, _body(_rows(filled, mark))))
         width, count = widths.most_common(1)[0]
-        if width > 1 and (mark in named or count >= _MOST_ALIKE * widths.total()):
+        if width > 1 and count >= _MOST_ALIKE * widths.total():
             return mark
+        if width > 1 and mark in named:
+            ragged.append(mark)
+    if ragged:
+        return ragged[0]
     is_quoted = any('"' in line for line in filled)
     return _SPACES if not is_quoted and _are_numbers(filled) else None
 

@@ -55,12 +55,16 @@ def plain_columns(content: bytes, mark: str) -> tuple[list[str], list[Column]] |
     header = _header_of(body, mark)
     if header is None:
         return None
-    columns = _columns(body[body.find(b"\n") + 1 :], mark, len(header))
+    width = len(header)
+    columns = _columns(body[body.find(b"\n") + 1 :], mark, width, range(width))
     return None if columns is None or not len(columns[0]) else (header, columns)
 
 
-def plain_blocks(path: Path, mark: str) -> Iterator[list[Column] | None]:
-    """Yield the columns of a large plain CSV file in blocks of lines; None ends one that is not.
+def plain_blocks(
+    path: Path, mark: str, width: int, places: Sequence[int]
+) -> Iterator[list[Column] | None]:
+    """Yield some of the ``width`` columns of a large plain CSV file in blocks of lines; None ends
+    one that is not.
 
     A byte order mark or lines above the header make a file another one.
     """
@@ -78,14 +82,14 @@ def plain_blocks(path: Path, mark: str) -> Iterator[list[Column] | None]:
                 header = _header_of(block + newline, mark)
                 block = block[block.find(b"\n") + 1 :]
             columns = None
-            if is_plain and header is not None:
-                columns = _columns(block + newline, mark, len(header))
+            if is_plain and header is not None and len(header) == width:
+                columns = _columns(block + newline, mark, width, places)
             yield columns
             if columns is None:
                 return
     if rest and header is not None:
         is_plain = rest.isascii() and is_plain_csv(rest, mark, 0)
-        yield _columns(rest, mark, len(header)) if is_plain else None
+        yield _columns(rest, mark, width, places) if is_plain else None
 
 
 def _header_of(body: bytes, mark: str) -> list[str] | None:
@@ -97,21 +101,21 @@ def _header_of(body: bytes, mark: str) -> list[str] | None:
     return header
 
 
-def _columns(body: bytes, mark: str, width: int) -> list[Column] | None:
-    """Return the columns of rows without a header; None if the rows have other sizes."""
-    fractions = _fractions(body, mark, width)
-    table = _table(body, mark, width, fractions)
+def _columns(body: bytes, mark: str, width: int, places: Sequence[int]) -> list[Column] | None:
+    """Return some columns of rows without a header; None if the rows have other sizes."""
+    fractions = [at for at in _fractions(body, mark, width) if at in places]
+    table = _table(body, mark, width, fractions, places)
     if table is None and fractions:
         # A later entry is a word.
         fractions = []
-        table = _table(body, mark, width, fractions)
+        table = _table(body, mark, width, fractions, places)
     if table is None:
         return None
     return [
         Numbers(column, partial(_texts, body, mark, width, at))
         if at in fractions
         else Typed(column)
-        for at, column in enumerate(table.columns)
+        for at, column in zip(places, table.columns, strict=True)
     ]
 
 
@@ -126,18 +130,14 @@ def _fractions(body: bytes, mark: str, width: int) -> list[int]:
 
 def _texts(body: bytes, mark: str, width: int, at: int) -> Typed:
     """Return the entries of a column as texts."""
-    table = _table(body, mark, width, (), [str(at)])
+    table = _table(body, mark, width, (), [at])
     if table is None:
         raise ValueError("rows of other sizes")
     return Typed(table.column(0))
 
 
 def _table(
-    body: bytes,
-    mark: str,
-    width: int,
-    fractions: Sequence[int],
-    included: list[str] | None = None,
+    body: bytes, mark: str, width: int, fractions: Sequence[int], places: Sequence[int]
 ) -> Any | None:
     """Return rows as a table of texts and numbers; None if their sizes differ, or a word is among
     the numbers.
@@ -152,7 +152,7 @@ def _table(
         strings_can_be_null=False,
         null_values=[""],
         check_utf8=False,
-        include_columns=included,
+        include_columns=[names[at] for at in places],
     )
     parse = csv.ParseOptions(delimiter=mark, quote_char=False, double_quote=False)
     try:

@@ -151,6 +151,30 @@ def sigmoid(rows: Tensor) -> Tensor:
     return result
 
 
+class _Silu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        gates = rows.neg().exp_().add_(1).reciprocal_()
+        ctx.save_for_backward(rows)
+        return gates.mul_(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (rows,) = ctx.saved_tensors
+        gates = sigmoid(rows)
+        if torch.is_grad_enabled():
+            return grad * gates * (1 + rows * (1 - gates))
+        return (1 - gates).mul_(rows).add_(1).mul_(gates).mul_(grad)
+
+
+def silu(rows: Tensor) -> Tensor:
+    """Return ``rows * sigmoid(rows)``."""
+    if _is_recorded(rows):
+        return rows * torch.sigmoid(rows)
+    result: Tensor = _Silu.apply(rows)  # type: ignore[no-untyped-call]
+    return result
+
+
 class _Softplus(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:

@@ -191,6 +191,7 @@ class Whole(Way):
     """All elements of whole sequences, ``(N, ...)``; the bits of a sequence depend on no other."""
 
     sigmoid = staticmethod(rows.sigmoid)  # type: ignore[assignment]
+    silu = staticmethod(rows.silu)  # type: ignore[assignment]
     scaled = staticmethod(rows.scaled)  # type: ignore[assignment]
     shifted = staticmethod(rows.shifted)  # type: ignore[assignment]
 

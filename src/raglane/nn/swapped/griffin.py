@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.errors import ArgumentTypeError
+from raglane.nn.mixers.rows import bounded_root
 from raglane.nn.swapped.base import Mixer, apply_to
 from raglane.nn.swapped.layout import Layout
 from raglane.nn.swapped.memory import Memory
@@ -54,8 +55,9 @@ class GriffinMixer(Mixer):
         of_input = _gates(x, unit.input_gate_weight, unit.input_gate_bias)
         of_state = _gates(x, unit.recurrent_gate_weight, unit.recurrent_gate_bias)
         logs = -8.0 * of_state.to(wide) * F.softplus(unit.recurrent_param.to(wide))
-        factor: Any = _Root.apply(-torch.expm1(2 * logs))  # type: ignore[no-untyped-call]
-        factor = torch.where(layout.begins(memory.is_empty).unsqueeze(1), 1.0, factor)
+        factor = bounded_root(-torch.expm1(2 * logs))
+        if memory.is_empty or layout.resets is not None:
+            factor = torch.where(layout.begins(memory.is_empty).unsqueeze(1), 1.0, factor)
         y = memory.accumulate(x.to(wide) * of_input.to(wide) * factor, logs)
         return apply_to(block.linear_out, y.to(x.dtype) * gate.flatten(0, 1), rows).unflatten(
             0, rows.shape[:2]
@@ -66,17 +68,3 @@ def _gates(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Return the sigmoid of products with the blocks of a matrix, ``(N, E)``."""
     heads = x.unflatten(1, (weight.shape[0], -1)).transpose(0, 1)
     return torch.baddbmm(bias.unsqueeze(1), heads, weight).transpose(0, 1).flatten(1).sigmoid()
-
-
-class _Root(torch.autograd.Function):
-    """The square root, with derivatives of at most 1000."""
-
-    @staticmethod
-    def forward(ctx: Any, squares: Tensor) -> Tensor:
-        ctx.save_for_backward(squares)
-        return squares.sqrt()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (squares,) = ctx.saved_tensors
-        return grad / (4.0 * squares).clamp(min=1e-6).sqrt()

@@ -22,6 +22,11 @@ class Layout(NamedTuple):
     offsets: Tensor  # of rows; a graph has a last one of all padding
     resets: Tensor | None  # bools ``(N,)``: another sequence begins within a row
 
+    @property
+    def is_step(self) -> bool:
+        """True for one element of each row, which continues its sequence."""
+        return self.shape[1] == 1 and self.elements is None and self.resets is None
+
     def rows(self, batch: Tensor) -> Tensor:
         """Return the elements of ``(B, T, D)`` as ``(1, N, D)``, or the batch if these are all."""
         if self.elements is None:

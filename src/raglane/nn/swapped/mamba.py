@@ -22,7 +22,7 @@ class MambaMixer(Mixer):
         size = mixer.ssm_state_size
         parts = apply_to(mixer.x_proj, x, rows).split([mixer.time_step_rank, size, size], -1)
         steps, inputs, outputs = [
-            getattr(mixer, name)(values) if hasattr(mixer, name) else values
+            mixer._modules[name](values) if name in mixer._modules else values
             for name, values in zip(_NORMS, parts, strict=True)
         ]
         dt = apply_to(mixer.dt_proj, steps, rows)

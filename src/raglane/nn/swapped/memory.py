@@ -46,8 +46,7 @@ class Memory:
         size = weight.shape[1]
         layout = self._layout
         inputs = self._inputs
-        is_step = layout.shape[1] == 1 and layout.elements is None and layout.resets is None
-        if inputs is not None and is_step:
+        if inputs is not None and layout.is_step:
             latest = torch.cat([inputs[..., 1:], values.unsqueeze(2).to(inputs.dtype)], 2)
             before = latest[..., :-1].transpose(1, 2)
             output = step_channels(values, weight, convolution.bias, before)
@@ -103,7 +102,10 @@ class Memory:
         """Return ``h = a h + x`` of each channel."""
         layout = self._layout
         initial = self._initial(x.dtype)
-        output, final = accumulate(x, log_decay, layout.offsets, layout.resets, initial)
+        if initial is not None and layout.is_step:
+            output = final = torch.addcmul(x, log_decay.exp(), initial)
+        else:
+            output, final = accumulate(x, log_decay, layout.offsets, layout.resets, initial)
         self._end(final)
         return output
 
