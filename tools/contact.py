@@ -81,7 +81,37 @@ CASES = [
         "if all rows are one series, pass --task forecast",
     ),
     case(
-        "its seasons", "evaluate months months.csv --horizon 12 --backtests 3", 0, "season 12 MAE"
+        "its seasons",
+        "evaluate months months.csv --horizon 12 --backtests 3",
+        0,
+        "season 12 MAE",
+        r"^all 12 steps: MAE [\d.]+, persistence MAE .*season 12 MAE [\d.]+\n\Z",
+    ),
+    case(
+        "the dates of a forecast",
+        "predict months months.csv --horizon 2",
+        0,
+        r"^id,step,month,prediction$",
+        r"^0,2,\d{4}-\d\d-01,\d",
+    ),
+    case(
+        "a season that is chosen",
+        "train months.csv --task forecast --epochs 2",
+        0,
+        "^season: 12 steps, because the held-out part repeats it; --season 0 for none$",
+    ),
+    case(
+        "none",
+        "train months.csv --task forecast --epochs 2 --season 0",
+        0,
+        "not season: ",
+    ),
+    case("a season of one step", "train months.csv --task forecast --season 1", 2, "at least 2"),
+    case(
+        "a season of classes",
+        "train steps.csv --season 7",
+        2,
+        "unset for all tasks except forecast",
     ),
     # Options before the task is known.
     case("an option of another task", "train lines.txt --bptt-steps 5", 0, "task: language"),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import sys
+from html import unescape
 from typing import Any
 
 import pytest
@@ -170,3 +172,15 @@ def test_a_picture_has_the_colours_and_names_of_its_page() -> None:
         '<svg style="--wide: 9pt" aria-hidden="true" focusable="false">'
         '<a fill="var(--paper)" id="p0"/><b href="#p0"/></svg>'
     )
+
+
+def test_an_option_of_a_command_is_one_piece() -> None:
+    line = "raglane train 'a  b.csv' --output FOLDER -o x"
+    part = Part("use", [Command([line, "  two"])], "use")
+    html = Page("kind", "name", "sentence", (), [part], "footer", "1").html().decode()
+    code = html.partition("<code>")[2].partition("</code>")[0]
+    options = re.findall(r'<span class="option">([^<]*)</span>', code)
+    assert options == ["--output", "-o"]
+    # What is copied is the command.
+    assert unescape(re.sub("<[^>]*>", "", code)) == f"{line}\n  two"
+    assert ".option { white-space: nowrap; }" in html

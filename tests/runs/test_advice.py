@@ -13,7 +13,7 @@ from raglane.cli import main
 from raglane.data import read
 from raglane.data.dataset import Dataset
 from raglane.runs.advice import advise
-from raglane.training.inference import Evaluation
+from raglane.training.results import Evaluation
 from raglane.training.run import TrainingResult
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState

@@ -58,6 +58,16 @@ def served(engine: Engine, data: Any, split: int = 3) -> list[torch.Tensor]:
         (SERIES, [float(part.mean()) for part in SERIES], {"task": "regress"}),
         (SERIES, [["u"], ["v", "u"], [], ["v"]] * 3, {"task": "multilabel"}),
         (SERIES, None, {"task": "forecast"}),
+        (SERIES, None, {"task": "forecast", "season": 3}),
+        (
+            SERIES,
+            None,
+            {"task": "forecast", "season": 5, "loss": "quantile", "quantile": [0.2, 0.5]},
+        ),
+        *[
+            (HOLES, None, {"task": "forecast", "season": 2, "keep_trailing": True, "missing": name})
+            for name in ("forward", "zero")
+        ],
         # A stream cannot tell a missing frame at its end from padding.
         *[
             (HOLES, LABELS, {"keep_trailing": True, **options})

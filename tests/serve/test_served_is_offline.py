@@ -16,7 +16,7 @@ import raglane as rl
 from raglane.errors import ShapeError
 from raglane.serve import Engine
 from raglane.serve.streams import Stream
-from raglane.training.model import with_dropout
+from raglane.training.embeddings import with_dropout
 from served_models import LAYERS, MODELS, made
 
 

@@ -19,7 +19,8 @@ from raglane.data.records import offsets_of
 from raglane.errors import DataError
 from raglane.ragged import Ragged
 from raglane.training.batches import RareTokens
-from raglane.training.model import Mixed, ModelConfig, SequenceModel
+from raglane.training.embeddings import Mixed
+from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import Settings
 
 _QUICK: dict[str, Any] = {"hidden_size": 8, "threads": 1, "validation_fraction": 0}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from raglane.data.dataset import Dataset
     from raglane.runs.run import Run
     from raglane.training.checkpoint import SavedModel
-    from raglane.training.inference import Evaluation
+    from raglane.training.results import Evaluation
 
 
 # The most classes of a confusion matrix that are printed; files have them all.
@@ -184,6 +184,9 @@ def report(
         if (rule := evaluation.better_rule()) is not None:
             log(f"note: the model is not better than a simple rule ({rule})")
         log(f"written: {', '.join([str(folder / EVALUATION), *details])}")
+        if ahead := evaluation.ahead():
+            errors = ", ".join(f"{metric_words(name)} {ahead[name]:.3f}" for name in ahead)
+            log(f"all {len(evaluation.measured.table)} steps: {errors}")
     return content
 
 
@@ -274,12 +277,13 @@ def predict(
 ) -> None:
     """Predict with the best model of a run: one row per sequence, in the order of the data.
 
-    The columns are id (of the data, or the row number from 0), prediction and its probability. For
-    the task tag, they contain one list per sequence; a forecast is a list of steps, each a list of
-    channels. For transcribe they are the text, its log-probability and the first and last step of
-    each label. With --on-bad-row skip, predictions.skipped.jsonl lists the rows that are missing
-    from predictions.csv. A .csv keeps texts unchanged, also those that a spreadsheet executes, such
-    as =1+1; to prevent this, pass --escape-formulas, or write .parquet.
+    The columns are id (of the data, or the row number from 0), prediction and its probability. A
+    forecast has a row per sequence and step, with its time if the data has times. With a
+    prediction per element, as for the task tag, CSV has a row per element, and other formats one
+    list per sequence, with the words. For transcribe they are the text, its log-probability and the
+    first and last step of each label. With --on-bad-row skip, predictions.skipped.jsonl lists the
+    rows that are missing from predictions.csv. A .csv keeps texts unchanged, also those that a
+    spreadsheet executes, such as =1+1; to prevent this, pass --escape-formulas, or write .parquet.
 
     For example:
 
@@ -348,7 +352,8 @@ def predict(
     write_predictions(output, predictions, others, escape_formulas=escape_formulas, data=records)
     if skips:
         log_skipped(len(records.skipped), list_of_skipped, log)
-    log(f"predictions: {len(predictions):,} sequences, {output}")
+    steps = f" of {count_of(horizon, 'step')}" if predictions.channels else ""
+    log(f"predictions: {len(predictions):,} sequences{steps}, {output}")
 
 
 def _on_ray(

@@ -122,9 +122,9 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         self._lengths: npt.NDArray[Any] | None = None
         self._statistics: Statistics | None = None
         self._fragment_codes: dict[int, Codes] = {}
-        # The elements of each sequence that a forecast reads without a target, see
-        # `holdout.end_held_out`.
-        self._context = 0
+        # The first elements of each sequence of the source that a forecast reads without a target,
+        # see `holdout.ends_held_out`; None for none.
+        self._context: npt.NDArray[np.int64] | None = None
         self._is_cut = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -551,7 +551,9 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         tensors = self.preprocessor._tensors(
             gathered, with_targets=with_targets, scale=self._preprocessor is not None
         )
-        return replace(tensors, context=self._context) if self._context else tensors
+        if self._context is None:
+            return tensors
+        return replace(tensors, context=torch.from_numpy(self._context[rows]))
 
     def targets_of_all(self) -> Tensor | None:
         """Return the targets of all sequences; for classes of sequences only labels are read."""

@@ -49,25 +49,37 @@ def split(
     return data.subset(~mask), data.subset(mask)
 
 
-def end_held_out(series: Dataset, fraction: float) -> tuple[Dataset, Dataset]:
-    """Return the beginning of the only sequence, and the sequence whose targets are only those of
-    its end.
+def ends_held_out(series: Dataset, fraction: float) -> tuple[Dataset, Dataset]:
+    """Return the beginnings of sequences, and the sequences whose targets are only those of their
+    ends.
+
+    A sequence that is too short for both is only in the first part.
     """
-    count = int(series.element_counts[0])
-    size = max(round(fraction * count), 1)
-    if count - size < 2:
+    counts = np.asarray(series.element_counts, dtype=np.int64)
+    sizes = np.maximum(np.round(fraction * counts).astype(np.int64), 1)
+    divided = np.flatnonzero(counts - sizes >= 2)
+    if len(divided) == 0:
+        longest = int(counts.max(initial=0))
         fix = f"pass more data, or hold nothing out with {argument('validation_fraction', 0)}"
-        raise ArgumentError("data", f"a sequence of {count}", f"at least {size + 2} elements", fix)
-    whole = series.subset([0])
-    whole._context = count - size - 1
-    return Dataset(series.records.select([0], count - size), series.columns), whole
+        got = f"a sequence of {longest}" if len(counts) == 1 else f"sequences of at most {longest}"
+        least = max(round(fraction * longest), 1) + 2
+        raise ArgumentError("data", got, f"at least {least} elements", fix)
+    lengths = counts.copy()
+    lengths[divided] -= sizes[divided]
+    beginnings = Dataset(series.records.select(range(len(series)), lengths), series.columns)
+    whole = series.subset(divided)
+    whole._context = np.zeros(len(series._fragments), dtype=np.int64)
+    whole._context[whole._source_rows()] = lengths[divided] - 1
+    return beginnings, whole
 
 
 def elements_held_out(data: Dataset) -> int:
-    """Return the number of elements at the end of the only sequence that :func:`end_held_out` holds
-    out, else 0.
+    """Return the smallest number of elements at the ends of sequences that :func:`ends_held_out`
+    holds out, else 0.
     """
-    return int(data.element_counts[0]) - data._context - 1 if data._context else 0
+    if data._context is None:
+        return 0
+    return int((data.element_counts - data._context[data._source_rows()] - 1).min())
 
 
 def held_out(

@@ -204,6 +204,10 @@ class Records:
     # The kinds of the labels in the source, see kinds_of; None if the source has only texts.
     label_kinds: tuple[str, ...] | None = None
     roles: RoleNotes = NO_ROLES
+    # (N,) numbers or datetime64, the times of the elements, and the name of their column; None
+    # without one.
+    times: npt.NDArray[Any] | None = None
+    time_name: str | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -230,10 +234,12 @@ class Records:
         return f"row {row}" if self.ids is None else f"row {row} (id {quote(self.ids[row])})"
 
     def select(
-        self, index: Sequence[int] | npt.NDArray[Any] | torch.Tensor, most: int | None = None
+        self,
+        index: Sequence[int] | npt.NDArray[Any] | torch.Tensor,
+        most: npt.NDArray[np.int64] | None = None,
     ) -> Records:
         """Return copies of some sequences, by integers or a mask, in this order, cut to ``most``
-        elements each.
+        elements each, ``(M,)``.
         """
         rows = read_index(index, len(self)).numpy()
         starts = self.offsets[rows]
@@ -254,6 +260,7 @@ class Records:
             tags=None if self.tags is None else self.tags[elements],
             targets=None if self.targets is None else self.targets.select(rows, elements),
             features=tuple(feature.select(rows, elements) for feature in self.features),
+            times=None if self.times is None else self.times[elements],
         )
 
 

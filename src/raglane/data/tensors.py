@@ -51,8 +51,8 @@ class Tensors:
         per_element: whether there is a target per element.
         forecast: whether the target of each element is the next one, so that the last element is no
             input.
-        context: the number of first targets of each sequence that are NaN, in a forecast of
-            numbers.
+        context: ``(B,)`` int64, the number of first targets of each sequence that are NaN, in a
+            forecast of numbers; None for none.
     """
 
     values: Tensor
@@ -60,7 +60,7 @@ class Tensors:
     targets: Tensor | None = None
     per_element: bool = False
     forecast: bool = False
-    context: int = 0
+    context: Tensor | None = None
     target_offsets: Tensor | None = None
 
     def __len__(self) -> int:
@@ -78,9 +78,9 @@ class Tensors:
         item = {"inputs": self.values[start : max(end - 1, start) if self.forecast else end]}
         if self.forecast:
             item["target"] = self.values[start + 1 : end]
-            if self.context:
+            if self.context is not None:
                 item["target"] = item["target"].clone()
-                item["target"][: self.context] = torch.nan
+                item["target"][: int(self.context[row])] = torch.nan
         elif self.targets is not None and self.target_offsets is not None:
             item["target"] = self.targets[slice(*self.target_offsets[row : row + 2].tolist())]
         elif self.targets is not None:
@@ -104,10 +104,9 @@ class Tensors:
             offsets = segments.offsets_from_lengths(lengths)
             if self.forecast:
                 targets = self.values[elements + 1]
-                if self.context:
-                    targets[
-                        elements - self.offsets[rows].repeat_interleave(lengths) < self.context
-                    ] = torch.nan
+                if self.context is not None:
+                    first = self.offsets[rows] + self.context[rows]
+                    targets[elements < first.repeat_interleave(lengths)] = torch.nan
             else:
                 targets, target_offsets = self._targets_of(rows, elements)
         # Without the checks of from_flat, because values and offsets fit together.
@@ -132,6 +131,7 @@ class Tensors:
             offsets=segments.offsets_from_lengths(lengths),
             targets=targets,
             target_offsets=target_offsets,
+            context=None if self.context is None else self.context[rows],
         )
 
     def _targets_of(self, rows: Tensor, elements: Tensor) -> tuple[Tensor | None, Tensor | None]:
@@ -159,6 +159,9 @@ class Tensors:
         if not self.per_element:
             targets, target_offsets = self._targets_of(owners, owners)
         offsets = segments.offsets_from_lengths(lengths)
+        context = self.context
+        if context is not None:
+            context = context[owners] - (offsets[:-1] - self.offsets[owners])
         return replace(
-            self, offsets=offsets, targets=targets, target_offsets=target_offsets
+            self, offsets=offsets, targets=targets, target_offsets=target_offsets, context=context
         ), owners

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import _collections_abc
 import operator
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from numbers import Number
 from types import EllipsisType
@@ -62,7 +64,29 @@ def _unary(function: Callable[..., Any]) -> Callable[[Ragged], Ragged]:
     return apply
 
 
-class Ragged(SequenceOperations, Conversions):
+class _Batch(type):
+    """A class whose objects ``iter`` accepts, but ``isinstance(..., Iterable)`` does not.
+
+    Packages that weight means by the size of a batch, such as Lightning, search in Iterables for a
+    tensor, and would take the length of the first sequence. Iterable searches the classes of
+    ``__mro__`` for ``__iter__``, and only it does not get those that have one. A Ragged with
+    ``__getitem__`` alone would be no Iterable either, but a loop over it has a quadratic backward
+    pass.
+    """
+
+    @property
+    def __mro__(cls) -> tuple[type, ...]:
+        classes: tuple[type, ...] = type.__dict__["__mro__"].__get__(cls)
+        if sys._getframe(1).f_code is not _SEARCH:
+            return classes
+        return tuple(kind for kind in classes if "__iter__" not in vars(kind))
+
+
+# Where another Python has no such function, a Ragged is Iterable.
+_SEARCH = getattr(getattr(_collections_abc, "_check_methods", None), "__code__", None)
+
+
+class Ragged(SequenceOperations, Conversions, metaclass=_Batch):  # type: ignore[metaclass]
     """A batch of sequences of different lengths, without padding.
 
     ``values`` ``(N, *features)`` contains the sequences one after the other, in the caller's order,

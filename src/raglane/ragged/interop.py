@@ -52,7 +52,7 @@ def check_ragged(name: str, given: Any, rule: str = "a Ragged") -> None:
 def from_list(sequences: Iterable[Any]) -> tuple[Tensor, Tensor]:
     """Concatenate sequences; return values and lengths."""
     is_other = isinstance(sequences, Tensor | np.ndarray | str | bytes | dict | PackedSequence)
-    if is_other or not isinstance(sequences, Iterable):
+    if is_other or not isinstance(sequences, Iterable | FlatBatch):
         raise _no_list(sequences)
     items = list(sequences)
     tensors = [_read_sequence(item, index) for index, item in enumerate(items)]

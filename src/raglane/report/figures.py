@@ -196,6 +196,47 @@ def points(pairs: Sequence[tuple[float, float]], title: str | None = None) -> by
     return svg(figure) if title is None else png(figure)
 
 
+@dataclass(frozen=True)
+class Forecasted:
+    """The last elements of a series, of which the last ones were forecast."""
+
+    truth: Sequence[float]
+    forecast: Sequence[float]
+    label: str
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    shares: tuple[float, float] = (0.0, 1.0)  # the quantiles of low and high
+
+
+def forecast_svg(drawn: Forecasted) -> bytes:
+    """Draw a series, and the forecast of its last elements; with two quantiles their range."""
+    figure, axes = _panel(2.9)
+    count = len(drawn.forecast)
+    steps = range(1, count + 1)
+    before = len(drawn.truth) - count
+    axes.plot(range(1 - before, count + 1), drawn.truth, color=BLUE, linewidth=1.8, label="truth")
+    if drawn.low:
+        label = f"{drawn.shares[0]:g} to {drawn.shares[1]:g}"
+        axes.fill_between(
+            steps, drawn.low, drawn.high, color=VERMILION, alpha=0.25, linewidth=0, label=label
+        )
+    axes.plot(
+        steps,
+        drawn.forecast,
+        color=VERMILION,
+        linewidth=1.8,
+        marker="o",
+        markersize=3,
+        label="forecast",
+    )
+    axes.axvline(0.5, color=DARK.ink, linestyle=":", linewidth=1)
+    axes.set_xlabel("steps after the last element that was read")
+    axes.set_ylabel(printable(drawn.label), parse_math=False)
+    axes.locator_params(axis="x", integer=True)
+    axes.legend(frameon=False, fontsize=9, labelcolor=DARK.ink)
+    return svg(figure)
+
+
 def lengths_svg(lengths_of: Mapping[str, Sequence[int]]) -> bytes:
     """Draw a histogram of the lengths of each split, by its name."""
     figure, axes = _panel(2.9)

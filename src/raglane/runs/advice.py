@@ -8,7 +8,7 @@ from typing import Any
 
 from raglane._utils.messages import argument, metric_words
 from raglane.data.dataset import Dataset
-from raglane.training.inference import SCORES, BetterRule, Evaluation
+from raglane.training.results import SCORES, BetterRule, Evaluation
 from raglane.training.run import TrainingResult
 from raglane.training.settings import Settings
 
@@ -52,9 +52,9 @@ def _on_a_rule(
 ) -> str:
     """Return the line on a model that is not better than a simple rule."""
     symptom = f"the model is not better than a simple rule on the {on} part ({rule})"
-    if season := re.search(r"season_(\d+)_", rule.name):
-        fix = f"try differences to the element {season[1]} steps before as the data"
-        return f"{symptom}: {fix}"
+    season = re.search(r"season_(\d+)_", rule.name)
+    if season is not None and settings.season != int(season[1]):
+        return f"{symptom}: {_tries([argument('season', int(season[1]))])}"
     if column := _column_of_ids(training):
         fix = "name it as the time or ID column, or leave it out of the features"
         return f"{symptom}: first, column {column}, as times and IDs have; {fix}"

@@ -24,12 +24,14 @@ from raglane.report.figures import class_rows, curve_svg, lengths_svg, points, r
 from raglane.report.page import Block, Command, Matrix, Page, Part, picture
 from raglane.runs.advice import advise
 from raglane.runs.configuration import entries, words_of
+from raglane.runs.forecast_pictures import forecast_pictures
 from raglane.runs.sources import DEFAULT_DATA
 from raglane.training.checkpoint import SavedModel, describe, load_model
 from raglane.training.folder import CARD, REPORT, SKIPPED
-from raglane.training.inference import Evaluation, evaluate, pick_device, predict, steps_ahead
+from raglane.training.inference import evaluate, pick_device, predict, steps_ahead
 from raglane.training.own_cell import is_own, label_of
 from raglane.training.per_sequence import SequenceScores, measure_sequences, sampled_rows
+from raglane.training.results import Evaluation
 from raglane.training.run import TrainingResult, left_out
 from raglane.training.settings import Settings
 
@@ -121,6 +123,7 @@ def _measure(
     notes: list[str] = []
     evaluation = None
     each = None
+    forecasts: list[Block] = []
     on, records = parts.measured
     if on:
         rows = None if records.is_in_memory else sampled_rows(records, settings.seed)
@@ -136,12 +139,13 @@ def _measure(
             notes.append(f"Not measured on the {on} part: {results}")
         else:
             evaluation, each = results
+            forecasts = forecast_pictures(saved, records, device, on)
     if on == "training":
         notes.append("Nothing was held out: these are the results on the training part.")
     skipped = left_out(*parts.known.values())
     if skipped:
         notes.append(f"Invalid rows left out: {len(skipped):,}; {SKIPPED} lists them.")
-    return _Measured(saved, result, evaluation, each, on), notes
+    return _Measured(saved, result, evaluation, each, on, forecasts), notes
 
 
 def _scores(
@@ -160,6 +164,7 @@ class _Measured(NamedTuple):
     evaluation: Evaluation | None
     each: SequenceScores | None
     on: str
+    forecasts: list[Block]
 
     @property
     def row(self) -> dict[str, float]:
@@ -343,6 +348,7 @@ def make_card(
     blocks: dict[str, Sequence[Block]] = {
         "Results": [measured.results(), *measured.mistakes()],
         "Errors" if settings.task == "transcribe" else measured.rows_title: measured.classes(),
+        "Forecasts": measured.forecasts,
         "Examples": measured.examples(pick_device(settings.device)),
         "By length": measured.by_length(),
         "Hardest sequences": measured.hardest(pick_device(settings.device)),

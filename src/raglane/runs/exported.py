@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane._utils.files import check_new_file, check_suffix, write_files
+from raglane.data.prepare import seasons
 from raglane.data.prepare.encoders import END, UNKNOWN
 from raglane.data.prepare.missing import BLOCKS
 from raglane.data.prepare.preprocess import Preprocessor
@@ -48,6 +49,7 @@ class RunModule(nn.Module):
         self.network = model
         self.task = preprocessor.task
         self.missing = preprocessor.missing
+        self.season = preprocessor.season
         self.gap_column = (
             preprocessor.channels.index(TIME_GAP) if TIME_GAP in preprocessor.channels else None
         )
@@ -85,12 +87,15 @@ class RunModule(nn.Module):
     def _preprocess(self, batch: Ragged) -> Ragged:
         if self.network.encoder.embedding is not None:
             return batch
-        scaled = self.scale_in.apply(batch.values)
-        if self.missing == "raise":
-            return batch.with_values(scaled)
-        return batch.with_values(
-            _filled(scaled, batch.offsets, self.missing, self._gaps(batch.values))
-        )
+        values = self.scale_in.apply(batch.values)
+        if self.missing != "raise":
+            gaps = self._gaps(batch.values)
+            values = _filled(values, batch.offsets, self.missing, gaps)
+        if self.season:
+            channels = values[:, : self.network.channels]
+            more = seasons.differences(channels, batch.offsets, self.season)
+            values = torch.cat([values, more], dim=1)
+        return batch.with_values(values)
 
     def _gaps(self, values: Tensor) -> Tensor | None:
         """Return the time since the previous element, as :meth:`Preprocessor.scaled` does."""

@@ -54,6 +54,7 @@ class FitOptions(ColumnOptions, total=False):
     tie_weights: bool
     loss: Literal["cross_entropy", "mse", "mae", "huber", "quantile", "bce", "likelihood"] | None
     quantile: list[float] | tuple[float, ...] | None
+    season: int | None
     decoder: Literal["ctc", "transducer", "attention"] | None
     embedding: int
     epochs: int | None

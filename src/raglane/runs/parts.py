@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from raglane._utils.messages import count_of
 from raglane.data.dataset import Dataset
-from raglane.data.holdout import end_held_out, held_out
+from raglane.data.holdout import elements_held_out, ends_held_out, held_out
 from raglane.data.records import note_empty, note_single
 from raglane.runs.sources import Source, Sources
 from raglane.training.settings import Settings
@@ -78,11 +78,11 @@ def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
     """Split off a validation part. Sequences with labels or tags unseen in training return to the
     training part.
 
-    The labels of sequences that are not in memory are not compared. Of the only sequence of a
-    forecast, the end is held out.
+    The labels of sequences that are not in memory are not compared. In a forecast of one sequence,
+    and of sequences with times, the ends are held out.
     """
-    if data.columns.task == "forecast" and len(data) == 1 and data.is_in_memory:
-        return end_held_out(data, fraction)
+    if data.columns.task == "forecast" and data.is_in_memory and _are_series(data):
+        return ends_held_out(data, fraction)
     mask = held_out(data, fraction, seed)
     remaining = data.subset(~mask)
     apart = data.subset(mask)
@@ -112,6 +112,11 @@ def hold_out(data: Dataset, fraction: float, seed: int) -> tuple[Dataset, Datase
     mask[:] = False
     mask[rows] = True
     return data.subset(~mask), data.subset(mask)
+
+
+def _are_series(data: Dataset) -> bool:
+    """Return True for one sequence, and for a panel: sequences with times."""
+    return len(data) == 1 or data.records.times is not None
 
 
 def _all_elements(holds: NDArray[np.bool_], offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -165,8 +170,10 @@ def _held_out(data: Dataset, settings: Settings) -> tuple[Dataset, Dataset | Non
         classes = training.label_counts().keys()
         absent = classes - validation.label_counts().keys()
         rule += f", without {len(absent)} of {len(classes)} classes" if absent else ""
-    if len(training) == len(validation) == len(data):
+    if elements_held_out(validation):
         rule = f"the end of the sequence, {percent} of its elements"
+        if len(data) > 1:
+            rule = f"the ends of {len(validation):,} sequences, {percent} of their elements"
     if not data.is_in_memory:
         rule += "; vocabulary and scale are of all sequences, also the held-out ones"
     return training, validation, rule

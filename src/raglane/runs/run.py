@@ -21,11 +21,18 @@ from raglane.runs.options import ColumnOptions
 from raglane.runs.sources import SavedSource, Source
 from raglane.runs.tables import TablePredictor
 from raglane.training import inference
-from raglane.training.checkpoint import SavedModel, describe, load_model, model_files, read_model
+from raglane.training.checkpoint import (
+    SavedModel,
+    describe,
+    load_model,
+    model_files,
+    own_version,
+    read_model,
+)
 from raglane.training.folder import DESCRIPTION, LAST, find, tidy
-from raglane.training.inference import Evaluation, Predictions
 from raglane.training.model import SequenceModel
 from raglane.training.own_cell import NamedCode, named_code, take_code
+from raglane.training.results import Evaluation, Predictions
 from raglane.training.run import TrainingResult, load_description
 from raglane.training.state import load_progress
 from raglane.training.stored import reading
@@ -50,8 +57,8 @@ def load(path: str | os.PathLike[str], *, cell: str | type | None = None) -> Run
     Raises:
         ArgumentError: the file of ``cell`` cannot be read.
         ArgumentTypeError: ``path`` is not a path, or ``cell`` not a cell.
-        CheckpointError: the folder does not exist, has no model, is damaged or of a newer format;
-            or ``cell`` is required, or is not the cell of the model.
+        CheckpointError: the folder does not exist, has no model, is damaged or of a newer format,
+            with the version that wrote it; or ``cell`` is required, or is not the cell of the model.
         MissingExtraError: safetensors is not installed.
 
     Example:
@@ -64,7 +71,11 @@ got no such folder. Pass the folder that raglane train wrote.
     """
     folder = as_path(path)
     tidy(folder)
-    return Run(load_model(folder, cell), folder)
+    saved = load_model(folder, cell)
+    notes: tuple[str, ...] = ()
+    if saved.written_by != own_version():
+        notes = (f"written by Raglane {saved.written_by}; this is {own_version()}",)
+    return Run(saved, folder, notes=notes)
 
 
 class Run:
@@ -78,7 +89,8 @@ class Run:
         saved: the model and its preprocessing.
         folder: the folder of the run or model; None if it is only in memory.
         result: the result of the training; None for a loaded run.
-        notes: the guesses about the training data, its split, and advice on the model.
+        notes: the guesses about the training data, its split, and advice on the model; of a loaded
+            run, the other version of Raglane that wrote it.
         test: the default data of :meth:`evaluate`.
 
     Attributes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -86,6 +86,8 @@ def train_run(
     is None, ``name_folder`` returns the folder; without it the model is kept in memory. A dry run
     ends after one batch, and writes nothing.
     """
+    # Also `auto`, which is no longer among the choices then.
+    fixed = set(chosen)
     chosen, plans = left_to_plan(chosen)
     before = None
     with ExitStack() as stack:
@@ -121,7 +123,7 @@ def train_run(
             settings, line = _planned(settings, training, plans)
             log(line)
         if before is None:
-            settings = _settled(settings, training, validation, log)
+            settings = _settled(settings, training, validation, fixed, log)
         _report_too_long(settings, training, log)
         data = _saved_data(sources, before)
         parts = Parts(training, validation, test, data.get("path"), in_memory=not data)
@@ -159,10 +161,14 @@ def role_lines(records: Dataset) -> list[str]:
 
 
 def _settled(
-    settings: Settings, training: Dataset, validation: Dataset | None, log: Log
+    settings: Settings,
+    training: Dataset,
+    validation: Dataset | None,
+    chosen: Container[str],
+    log: Log,
 ) -> Settings:
     """Return the settings of a new run with everything that was left to the data."""
-    settings, lines = settle(settings, training)
+    settings, lines = settle(settings, training, validation, chosen)
     for line in (*lines, *CLASSES[settings.task].notes(training, validation, settings)):
         log(line)
     return settings

@@ -48,6 +48,11 @@ class _Scaling(Kernel):
         if self._has_times:
             # The times since then, and 1 before the first row, whose time gap is ignored.
             starts.append(torch.cat([torch.zeros(count), torch.ones(1)]).double())
+        self._season = preprocessor.season
+        self._is_filled = bool(starts)
+        if self._season:
+            # The elements of the last season, scaled and filled.
+            starts.append(torch.full((self._season * count,), torch.nan))
         self.starts = starts
         super().__init__(preprocessor.input_size, torch.float32, [len(start) for start in starts])
 
@@ -60,9 +65,44 @@ class _Scaling(Kernel):
         values = rows.inputs[0].numpy()
         bounds = rows.offsets.numpy()
         output = rows.output.numpy()
-        if not self.sizes:
-            output[:] = self._preprocessor.scaled(values, bounds)
-            return
+        filled = (
+            self._filled(rows, values, bounds)
+            if self._is_filled
+            else self._preprocessor.scaled(values, bounds)
+        )
+        output[:, : filled.shape[1]] = filled
+        if self._season:
+            output[:, filled.shape[1] :] = self._differences(
+                rows, filled[:, : values.shape[1]], bounds
+            )
+
+    def _differences(
+        self, rows: Rows, values: npt.NDArray[np.float32], bounds: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
+        """Return the channels of seasons, which continue from the elements of the last season."""
+        season = self._season
+        pool = rows.pools[-1]
+        state = pool[rows.slots].numpy().reshape(-1, values.shape[1])
+        extended = bounds + season * np.arange(len(bounds))
+        is_row = np.zeros(int(extended[-1]), dtype=np.bool_)
+        for start, end in zip(extended[:-1] + season, extended[1:], strict=True):
+            is_row[start:end] = True
+        longer = np.empty((len(is_row), values.shape[1]), np.float32)
+        longer[is_row] = values
+        longer[~is_row] = state
+        places = np.flatnonzero(is_row)
+        before = longer[places - season]
+        following = longer[places + 1 - season]
+        exists = ~np.isnan(before).any(axis=1, keepdims=True)
+        parts = (np.where(exists, values - before, 0), np.where(exists, following - values, 0))
+        lasts = extended[1:, None] - season + np.arange(season)
+        pool[rows.slots] = torch.from_numpy(longer[lasts].reshape(len(lasts), -1))
+        return np.concatenate([*parts, exists], axis=1).astype(np.float32)
+
+    def _filled(
+        self, rows: Rows, values: npt.NDArray[np.float32], bounds: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float32]:
+        """Return scaled values, of which missing ones are filled from the previous chunk."""
         # Each sequence is preceded by the row of its state.
         is_full = np.diff(bounds) > 0
         extended = bounds + np.arange(len(bounds))
@@ -91,7 +131,7 @@ class _Scaling(Kernel):
             )
         rows_of = np.maximum(last[ends], starts[:, None])
         rows.pools[0][slots] = torch.from_numpy(np.take_along_axis(longer, rows_of, axis=0))
-        output[:] = filled[is_row]
+        return filled[is_row]
 
 
 _PLAIN: dict[torch.dtype, np.dtype[Any]] = {

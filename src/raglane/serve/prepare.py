@@ -35,7 +35,7 @@ from raglane.programs.trace import Trace, Tracer, rows_for
 from raglane.ragged import Ragged
 from raglane.serve.stages import Stage, digest_of, layer_stages, lookup_stage, program_stage
 from raglane.serve.stateful import CELLS, as_cell, states_of_forward
-from raglane.training.model import Mixed
+from raglane.training.embeddings import Mixed
 
 P = ParamSpec("P")
 R = TypeVar("R")

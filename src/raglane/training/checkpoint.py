@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,8 @@ class SavedModel:
     model: SequenceModel
     preprocessor: Preprocessor
     columns: dict[str, Any]
+    # The version of Raglane that wrote the model; None for one in memory.
+    written_by: str | None = None
 
     @property
     def task(self) -> str:
@@ -88,6 +92,7 @@ def model_files(
     config = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
+        "raglane": own_version(),
         "model": model.config.to_config(),
         "preprocessor": preprocessor.to_config(),
         "columns": dict(columns),
@@ -101,7 +106,36 @@ def load_model(path: str | os.PathLike[str], cell: str | type | None = None) -> 
     """
     folder = model_folder(as_path(path))
     choice = None if cell is None else name_cell(cell)
-    return _made(read_json(folder / CONFIG), lambda: read_tensors(folder / WEIGHTS), folder, choice)
+    config = read_json(folder / CONFIG)
+    with _naming_version(config):
+        return _made(config, lambda: read_tensors(folder / WEIGHTS), folder, choice)
+
+
+def own_version() -> str:
+    """Return the version of Raglane."""
+    try:
+        return version("raglane")
+    except PackageNotFoundError:  # a copy of the source
+        return "unknown"
+
+
+def _written_by(config: Mapping[str, Any]) -> str:
+    """Return the version of Raglane in a configuration; older formats have none."""
+    written = config.get("raglane")
+    return written if isinstance(written, str) else f"with format {config.get('format_version')}"
+
+
+@contextmanager
+def _naming_version(config: Mapping[str, Any]) -> Iterator[None]:
+    """Add the version that wrote a model to errors, if it is another one."""
+    try:
+        yield
+    except CheckpointError as error:
+        written = _written_by(config)
+        if config.get("format") != FORMAT or written == own_version():
+            raise
+        versions = f"It was written by Raglane {written}; this is {own_version()}."
+        raise CheckpointError(f"{error} {versions}") from error
 
 
 def count_weights(path: str | os.PathLike[str]) -> int:
@@ -179,7 +213,7 @@ def _made(
     with reading(folder / CONFIG), torch.random.fork_rng(devices=[]):
         model = SequenceModel(sizes)
     load_weights(model, stored, folder / WEIGHTS)
-    return SavedModel(model.eval(), preprocessor, columns)
+    return SavedModel(model.eval(), preprocessor, columns, _written_by(config))
 
 
 def load_weights(model: SequenceModel, tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -207,13 +241,13 @@ def load_weights(model: SequenceModel, tensors: Mapping[str, Tensor], path: Path
 
 def check_format(path: Path, config: Mapping[str, Any], name: str, newest: int) -> None:
     """Raise if a file has another format, or a newer version of it."""
-    version = config.get("format_version")
-    if config.get("format") != name or not isinstance(version, int):
+    number = config.get("format_version")
+    if config.get("format") != name or not isinstance(number, int):
         raise damaged(path, f"format {config.get('format')!r} where {name!r} is expected")
-    if version > newest:
+    if number > newest:
         rule = f"at most {newest} for this version of Raglane"
         raise CheckpointError(
-            str(path), f"format version {version}", rule, "pip install --upgrade raglane"
+            str(path), f"format version {number}", rule, "pip install --upgrade raglane"
         )
 
 

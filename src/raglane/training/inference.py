@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, KeysView, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from itertools import islice, pairwise
-from statistics import fmean
-from typing import Any, NamedTuple, overload
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,19 +15,14 @@ from raglane._utils.checks import check_kind, check_real, check_whole
 from raglane._utils.memory import check_memory
 from raglane._utils.messages import (
     argument,
-    count_of,
-    message,
-    metric_words,
     quote,
-    quote_all,
-    require,
-    shorten,
 )
 from raglane.data.dataset import Dataset
 from raglane.data.holdout import elements_held_out
 from raglane.data.order import BatchLimit
 from raglane.data.prepare.encoders import END
 from raglane.data.splitting import join_tokens, split_texts
+from raglane.data.typed.calendars import following, without_clock
 from raglane.errors import ArgumentError, DataError
 from raglane.native.library import has_cell
 from raglane.nn.linear import RowByRow
@@ -36,10 +30,10 @@ from raglane.ragged import Ragged
 from raglane.training.batches import in_order
 from raglane.training.checkpoint import SavedModel
 from raglane.training.model import END_TOKEN, UNKNOWN_TOKEN, SequenceModel
+from raglane.training.results import Evaluation, Predictions
 from raglane.training.settings import DEVICES
 from raglane.training.state import Totals
-from raglane.training.stored import finite
-from raglane.training.tasks import CLASSES, Measured, Task, make_task
+from raglane.training.tasks import CLASSES, Task, make_task
 from raglane.training.tasks.base import values_of
 
 # Bytes per forecast number: in float32 and float64 tensors, and in a Python list.
@@ -49,251 +43,16 @@ _FORECAST = 48
 _MOST_BEAM = 1_000
 
 # The most steps ahead that are measured unasked.
-_FURTHEST = 48
-
-# Rows, and characters per entry, in the repr of a table.
-_SHOWN = 10
-_WIDEST = 40
-
-
-# Metrics that are compared with simple rules and are better if higher; those of other tasks are
-# errors.
-SCORES = ("accuracy", "micro_f1", "exact_match")
-
-
-@dataclass(frozen=True, repr=False)
-class Predictions:
-    """A table of predictions in the order of the data.
-
-    Args:
-        columns: lists with one entry per sequence: ``id``, ``prediction``, ``probability`` and,
-            with ``probabilities=True``, ``p_<label>`` for each class. With an output per element an
-            entry is a list with a value per element. For ``forecast``, ``prediction`` is a list of
-            ``horizon`` lists of ``C`` numbers in the units of the data (None for an empty
-            sequence), without a probability.
-        id_names: the names of the user's columns of ids, which :meth:`named` has in place of
-            ``id``; several together are the ids of sequences.
-
-    Example:
-        >>> predictions = Predictions({"id": [0, 1], "prediction": ["a", "b"], "probability": [0.75, 1.0]})
-        >>> predictions
-        Predictions of 2 sequences
-        id  prediction  probability
-        0  a  0.75
-        1  b  1
-        >>> predictions["prediction"], len(predictions)
-        (['a', 'b'], 2)
-        >>> predictions[0]
-        {'id': 0, 'prediction': 'a', 'probability': 0.75}
-    """
-
-    columns: dict[str, list[Any]]
-    id_names: tuple[str, ...] = ("id",)
-
-    def __len__(self) -> int:
-        return len(self.columns["id"])
-
-    @overload
-    def __getitem__(self, key: str) -> list[Any]: ...
-    @overload
-    def __getitem__(self, key: int) -> dict[str, Any]: ...
-    def __getitem__(self, key: str | int) -> Any:
-        """Return a column by its name, or a row by its number as a dictionary."""
-        if isinstance(key, str) and key in self.columns:
-            return self.columns[key]
-        if isinstance(key, str):
-            rule = f"one of {quote_all(self.columns)}"
-            raise ArgumentError("column", quote(key), rule, "choose one of them")
-        row = check_whole("row", key)
-        if not -len(self) <= row < len(self):
-            rule = f"from {-len(self)} to {len(self) - 1}, for {len(self)} rows"
-            raise IndexError(message("row", f"{row}", rule, "use a number below len(predictions)"))
-        return {name: column[row] for name, column in self.columns.items()}
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        """Yield the rows as dictionaries."""
-        return (self[row] for row in range(len(self)))
-
-    def __contains__(self, name: object) -> bool:
-        """Return True for the name of a column."""
-        return name in self.columns
-
-    def keys(self) -> KeysView[str]:
-        """Return the names of the columns."""
-        return self.columns.keys()
-
-    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-        """Return the table to a package that reads Arrow, such as polars or DuckDB."""
-        table = require("pyarrow", "data").table(self.named())
-        return table.__arrow_c_stream__(requested_schema)
-
-    def named(self) -> dict[str, list[Any]]:
-        """Return the columns as in a file: the ids have the names of the user's columns.
-
-        Example:
-            >>> Predictions({"id": ["a/u"], "prediction": [1]}, ("store", "item")).named()
-            {'store': ['a'], 'item': ['u'], 'prediction': [1]}
-        """
-        ids = self.columns["id"]
-        others = {name: column for name, column in self.columns.items() if name != "id"}
-        names = self.id_names
-        if len(names) == 1:
-            return {(names[0] if names[0] not in others else "id"): ids, **others}
-        parts = [str(name).split("/") for name in ids]
-        is_clear = all(len(each) == len(names) for each in parts)
-        if not is_clear or others.keys() & set(names):
-            return self.columns
-        split = zip(*parts, strict=True) if parts else ([] for _ in names)
-        return {**dict(zip(names, map(list, split), strict=True)), **others}
-
-    def __repr__(self) -> str:
-        rows = "\n".join(
-            "  ".join(shorten(_short(entry), _WIDEST) for entry in row)
-            for row in islice(zip(*self.columns.values(), strict=True), _SHOWN)
-        )
-        more = f"\n... {len(self) - _SHOWN:,} more" if len(self) > _SHOWN else ""
-        return f"Predictions of {count_of(len(self), 'sequence')}\n{'  '.join(self.columns)}\n{rows}{more}"
-
-    def to_pandas(self) -> Any:
-        """Return the table as a ``pandas.DataFrame``.
-
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return require("pandas", "data").DataFrame(self.named())
-
-
-@dataclass(frozen=True, repr=False)
-class Evaluation(Mapping[str, float]):
-    """The quality of a model on data that has targets: a mapping from names to numbers.
-
-    Args:
-        task: the name of the task.
-        sequences: the number of sequences.
-        count: the number of targets that were averaged: sequences, elements or numbers.
-        numbers: ``loss`` and the metrics and baselines of the task, by name.
-        measured: the classes, confusion matrix, table and points of the task.
-    """
-
-    task: str
-    sequences: int
-    count: int
-    numbers: dict[str, float]
-    measured: Measured
-
-    def __getitem__(self, name: str) -> float:
-        """Return one of the numbers."""
-        if name not in self.numbers:
-            raise ArgumentError(
-                "number", quote(name), f"one of {quote_all(self.numbers)}", "choose one of them"
-            )
-        return self.numbers[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.numbers)
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.numbers
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """Return one of the numbers, or the default for another name."""
-        return self.numbers.get(name, default)
-
-    def __repr__(self) -> str:
-        numbers = ", ".join(f"{name} {number:.4g}" for name, number in self.numbers.items())
-        return f"Evaluation({self.task}, {count_of(self.sequences, 'sequence')}: {numbers})"
-
-    def better_rule(self) -> str | None:
-        """Return the metric and the best simple rule in words, if the model is not better than this
-        rule.
-        """
-        rule = self.rule_not_beaten()
-        return None if rule is None else str(rule)
-
-    def rule_not_beaten(self) -> BetterRule | None:
-        """Return the best simple rule, if the model is not better than this rule."""
-        rule = _rule_not_beaten(self.numbers)
-        if rule is not None:
-            return rule
-        steps = [row for row in self.measured.table if "step" in row]
-        if not steps:
-            return None
-        ahead = {name: fmean(row[name] for row in steps) for name in steps[0] if name != "step"}
-        rule = _rule_not_beaten(ahead)
-        return None if rule is None else rule._replace(steps=len(steps))
-
-    @property
-    def labels(self) -> tuple[str, ...]:
-        """The classes; empty for tasks without classes."""
-        return self.measured.labels
-
-    @property
-    def confusion(self) -> Tensor | None:
-        """The confusion matrix ``(K, K)`` int64, with a row per true class; None for tasks without
-        classes.
-        """
-        return self.measured.confusion
-
-    def to_config(self) -> dict[str, Any]:
-        """Return a JSON-serialisable dictionary, with None for numbers that are not finite."""
-        return {
-            "task": self.task,
-            "sequences": self.sequences,
-            "count": self.count,
-            **finite(self.numbers),
-            "labels": list(self.labels),
-            "confusion": None if self.confusion is None else self.confusion.tolist(),
-            "table": finite(list(self.measured.table)),
-        }
-
-
-class BetterRule(NamedTuple):
-    """A simple rule that a model does not beat: its metric, the model's value, the rule's name and
-    value, and the number of steps ahead of which they are means.
-    """
-
-    metric: str
-    reached: float
-    name: str
-    value: float
-    steps: int | None = None
-
-    def is_beaten_by(self, reached: float) -> bool:
-        """Return True if a value of the metric is better than the rule's, or without errors."""
-        if self.metric in SCORES:
-            return reached > self.value or reached == 1
-        return reached < self.value or reached == 0
-
-    def __str__(self) -> str:
-        words = f"{metric_words(self.metric)} {self.reached:.3f}"
-        words += f", {metric_words(self.name)} {self.value:.3f}"
-        return words if self.steps is None else f"{words}, as the mean of {self.steps} steps ahead"
-
-
-def _rule_not_beaten(numbers: Mapping[str, float]) -> BetterRule | None:
-    # The share of right classes among the likeliest, top2_accuracy, is of the model too.
-    others = {name: number for name, number in numbers.items() if not name.startswith("top")}
-    for metric, reached in numbers.items():
-        rules = {name: number for name, number in others.items() if name.endswith(f"_{metric}")}
-        if not rules:
-            continue
-        best = max if metric in SCORES else min
-        name = best(rules, key=rules.__getitem__)
-        rule = BetterRule(metric, reached, name, rules[name])
-        return None if rule.is_beaten_by(reached) else rule
-    return None
+FURTHEST = 48
 
 
 def steps_ahead(saved: SavedModel, records: Dataset) -> int:
-    """Return the horizon that measures forecasts of one series whose end is held out, 1 for other
+    """Return the horizon that measures forecasts of series whose ends are held out, 1 for other
     data.
     """
     if any(not encoder.per_sequence for encoder in saved.preprocessor.features):
         return 1
-    return min(max(elements_held_out(records), 1), _FURTHEST)
+    return min(max(elements_held_out(records), 1), FURTHEST)
 
 
 def pick_device(name: str) -> torch.device:
@@ -359,7 +118,45 @@ def predict(
         slices = [slice(start, end) for start, end in pairwise(dataset.tensors().offsets.tolist())]
         columns = {name: [values[rows] for rows in slices] for name, values in columns.items()}
     name = records.columns.id
-    return Predictions({"id": ids, **columns}, ("id",) if name is None else tuple(name.split(",")))
+    names = ("id",) if name is None else tuple(name.split(","))
+    if saved.task == "forecast":
+        dates = _dates_after(records, columns["prediction"], horizon)
+        channels = saved.preprocessor.channels
+        return Predictions({"id": ids, **columns}, names, dates, channels, per_element=True)
+    elements = _elements_of(records) if task.is_per_element else {}
+    return Predictions({"id": ids, **columns}, names, elements, per_element=task.is_per_element)
+
+
+def _dates_after(
+    records: Dataset, forecasts: list[Any], horizon: int
+) -> dict[str, list[list[Any]]]:
+    """Return the times of the steps of forecasts; {} for data without times."""
+    times = records.records.times if records.is_in_memory else None
+    if times is None:
+        return {}
+    bounds = pairwise(records.offsets.tolist())
+    after = [
+        [] if forecast is None else following(times[start:end], horizon)
+        for (start, end), forecast in zip(bounds, forecasts, strict=True)
+    ]
+    return {records.records.time_name or "time": without_clock(after)}
+
+
+def _elements_of(records: Dataset) -> dict[str, list[list[Any]]]:
+    """Return the times and the words of sequences in memory, if they have them."""
+    if not records.is_in_memory:
+        return {}
+    bounds = list(pairwise(records.offsets.tolist()))
+    elements = {}
+    times = records.records.times
+    if times is not None:
+        each = times.astype("datetime64[us]") if times.dtype.kind == "M" else times
+        parts = [each[start:end].tolist() for start, end in bounds]
+        elements[records.records.time_name or "time"] = without_clock(parts)
+    if records.is_tokens:
+        name = records.columns.sequence or next(iter(records.columns.features or ()), "word")
+        elements[name] = [records.values[start:end].tolist() for start, end in bounds]
+    return elements
 
 
 def evaluate(
@@ -531,9 +328,3 @@ def check_options(
     if beam_size is not None and check_whole("beam_size", beam_size, 1, most=_MOST_BEAM) < n_best:
         fix = f"pass a larger {argument('beam_size')}, or leave it out"
         raise ArgumentError("n_best", f"{n_best}", f"at most the beam size, {beam_size}", fix)
-
-
-def _short(entry: Any) -> str:
-    if isinstance(entry, list):
-        return f"[{', '.join(map(_short, entry[:_SHOWN]))}{', ...' if len(entry) > _SHOWN else ''}]"
-    return f"{entry:.4g}" if isinstance(entry, float) else str(entry)

@@ -12,6 +12,7 @@ from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane._utils.messages import argument
 from raglane.data.dataset import Dataset
 from raglane.data.order.limit import pieces_of
+from raglane.data.prepare import seasons
 from raglane.data.prepare.missing import BLOCKS
 from raglane.errors import ArgumentError
 from raglane.nn.recurrent.explain import explain
@@ -50,7 +51,8 @@ def check_machine(settings: Settings) -> torch.device:
         for field in fields(ModelConfig)
         if hasattr(settings, field.name)
     }
-    sizes = {"input_size": BLOCKS[settings.missing], "output_size": 1, "embedding": None}
+    width = BLOCKS[settings.missing] + seasons.width(1, settings.season or 0)
+    sizes = {"input_size": width, "output_size": 1, "embedding": None}
     check_size(ModelConfig(**smallest | sizes), settings, device)
     return device
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from raglane._utils.checks import check_count
 from raglane._utils.messages import quote
+from raglane.data.prepare import seasons
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError
@@ -23,56 +24,11 @@ from raglane.nn.transduction.search import beam_search, layers_first, rows_first
 from raglane.ragged import Ragged
 from raglane.tasks import TASKS
 from raglane.training.decoders import DECODERS
+from raglane.training.embeddings import Mixed, with_dropout
 from raglane.training.own_cell import is_own, load_cell
 from raglane.training.settings import ModelSettings
 from raglane.training.stored import build
 from raglane.training.tasks import CLASSES
-
-
-class Mixed(nn.Module):
-    """Concatenates numbers, unchanged, with an embedding of each column of categories."""
-
-    def __init__(self, numbers: int, tables: Sequence[tuple[int, int]]) -> None:
-        super().__init__()
-        self.numbers = numbers
-        self.tables = nn.ModuleList(nn.Embedding(count, size) for count, size in tables)
-
-    def forward(self, elements: Tensor) -> Tensor:
-        """Map ``(N, columns)`` float32 to ``(N, width)``."""
-        categories = elements[:, self.numbers :].long()
-        embedded = [table(categories[:, column]) for column, table in enumerate(self.tables)]
-        return torch.cat([elements[:, : self.numbers], *embedded], dim=1)
-
-
-class _DroppedEmbedding(nn.Embedding):
-    """An embedding that drops random tokens of the vocabulary in a whole batch (Gal and Ghahramani,
-    2016).
-    """
-
-    def __init__(self, whole: nn.Embedding, share: float) -> None:
-        super().__init__(whole.num_embeddings, whole.embedding_dim, _weight=whole.weight.data)
-        self.share = share
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Return embeddings; in training, those of dropped tokens are zero."""
-        embedded = super().forward(input)
-        if not self.training:
-            return embedded
-        keep = (torch.rand(self.num_embeddings, device=embedded.device) >= self.share).to(
-            embedded.dtype
-        )
-        return embedded * (keep / (1 - self.share))[input].unsqueeze(-1)
-
-
-def with_dropout(embedding: Mixed | nn.Embedding, share: float) -> Mixed | nn.Embedding:
-    """Add dropout of tokens to an embedding, or to each embedding of :class:`Mixed`."""
-    if isinstance(embedding, Mixed):
-        # Any, because a ModuleList has no element type.
-        tables: Any = embedding.tables
-        embedding.tables = nn.ModuleList(_DroppedEmbedding(table, share) for table in tables)
-        return embedding
-    return _DroppedEmbedding(embedding, share)
-
 
 # The positions of the two special tokens in the vocabulary.
 UNKNOWN_TOKEN = 0
@@ -150,14 +106,36 @@ class ModelConfig(ModelSettings):
         """The input size of the recurrent layer."""
         if self.has_plain_tokens:
             return self.embedding or 0
-        return self.input_size - len(self.categories) + sum(size for _, size in self.embeddings)
+        read = self.read_size - len(self.categories)
+        return read + sum(size for _, size in self.embeddings)
+
+    @property
+    def channels(self) -> int:
+        """The number of outputs per quantile."""
+        return self.output_size // len(self.quantiles)
+
+    @property
+    def read_size(self) -> int:
+        """The number of channels that the encoder reads."""
+        if not self.has_season:
+            return self.input_size
+        # In place of the elements it reads their seasonal differences.
+        return self.input_size - seasons.width(self.channels, self.season or 0)
 
     def encoder(self) -> SequenceEncoder:
         """Return the encoder of the model; its arguments have the names of the settings."""
         options = {
             field.name: getattr(self, field.name) for field in dataclasses.fields(ModelSettings)
         }
-        for name in ("task", "loss", "quantile", "embedding_dropout", "tie_weights", "decoder"):
+        for name in (
+            "task",
+            "loss",
+            "quantile",
+            "embedding_dropout",
+            "tie_weights",
+            "season",
+            "decoder",
+        ):
             del options[name]
         if self.per_element:
             options["pooling"] = None
@@ -169,7 +147,7 @@ class ModelConfig(ModelSettings):
             return SequenceEncoder(self.width, num_embeddings=self.input_size, **options)
         encoder = SequenceEncoder(self.width, **options)
         if self.categories:
-            encoder.embedding = Mixed(self.input_size - len(self.categories), self.embeddings)
+            encoder.embedding = Mixed(self.read_size - len(self.categories), self.embeddings)
         return encoder
 
     def count(self) -> tuple[int, int]:
@@ -288,7 +266,7 @@ class SequenceModel(nn.Module):
         if self.training and any(self.penalties):
             out, _ = self.encoder.recurrent(self.encoder.embed(inputs))
             return self._changed(inputs, self._dropped(out).map(self.answers))
-        encoded: Tensor | Ragged = self.encoder(inputs)
+        encoded: Tensor | Ragged = self.encoder(self._read(inputs))
         if not isinstance(encoded, Ragged):
             return self.answers(encoded)
         return self._changed(inputs, encoded.map(self.answers))
@@ -297,15 +275,23 @@ class SequenceModel(nn.Module):
         """Add the previous elements to a forecast of numbers; return other outputs unchanged."""
         if self.config.task != "forecast" or self.is_binary:
             return scores
-        last = inputs.values[:, : self.channels]
-        count = len(self.config.quantiles)
-        before = last if count == 1 else torch.cat([last] * count, 1)
-        return scores.map(lambda change: before + change)
+        rows = inputs.values
+        return scores.map(lambda change: self._next(rows, change))
+
+    def _read(self, inputs: Ragged) -> Ragged:
+        """Return what the encoder reads of a batch: with seasons, differences for the elements."""
+        return inputs.map(self._read_rows) if self.config.has_season else inputs
+
+    def _read_rows(self, rows: Tensor) -> Tensor:
+        """Return the seasonal differences ``(M, C)`` and the further channels of inputs."""
+        size = self.channels
+        end = rows.shape[1] - 2 * size - 1
+        return torch.cat([rows[:, end : end + size], rows[:, size:end]], dim=1)
 
     @property
     def channels(self) -> int:
         """The number of outputs per quantile."""
-        return self.config.output_size // len(self.config.quantiles)
+        return self.config.channels
 
     def answers(self, encoded: Tensor) -> Tensor:
         """Return the outputs of the head, ``(M, output_size)``."""
@@ -326,7 +312,7 @@ class SequenceModel(nn.Module):
         Returns:
             The output of each element, and the state.
         """
-        embedded = self.encoder.embed(inputs)
+        embedded = self.encoder.embed(self._read(inputs))
         recurrent: Any = self.encoder.recurrent
         out, state = recurrent(embedded, state, begins=begins)
         return self._changed(inputs, self._dropped(out).map(self.answers)), state
@@ -357,32 +343,29 @@ class SequenceModel(nn.Module):
             one is fed back.
         """
         size = self.channels
-        count = len(self.config.quantiles)
         middle = slice(self.config.middle * size, (self.config.middle + 1) * size)
         recurrent: Any = self.encoder.recurrent
-        out, state = recurrent(self.encoder.embed(inputs))
+        out, state = recurrent(self.encoder.embed(self._read(inputs)))
         last = inputs.last(empty=float("nan"))
-        forecast = self._next(
-            last[:, :size].repeat(1, count), self.head(self.encoder.dropout(out.last()))
-        )
+        forecast = self._next(last, self.head(self.encoder.dropout(out.last())))
         forecasts = [forecast]
+        season = self.config.season or 0
+        plain = last.shape[1] - seasons.width(size, season)
         # The was-missing channels of a forecast are 0.
-        flags = torch.zeros_like(last[:, size : last.shape[1] - static_size])
-        same = last[:, last.shape[1] - static_size :]
+        flags = torch.zeros_like(last[:, size : plain - static_size])
+        same = last[:, plain - static_size : plain]
+        past = seasons.Past(inputs.values[:, :size], inputs.offsets, season, horizon)
         for _ in range(1, horizon):
             # 0 * forecast keeps NaN.
             fed_back = (
                 torch.where(forecast > 0.5, 1.0, 0 * forecast) if self.is_binary else forecast
             )
             fed_back = fed_back[:, middle]
-            element = torch.cat([fed_back, flags, same], dim=1)
-            embedded = (
-                element if self.encoder.embedding is None else self.encoder.embedding(element)
-            )
+            element = torch.cat([fed_back, flags, same, *past.add(fed_back)], dim=1)
+            read = self._read_rows(element) if self.config.has_season else element
+            embedded = read if self.encoder.embedding is None else self.encoder.embedding(read)
             output, state = recurrent.step(embedded, state)
-            forecast = self._next(
-                fed_back.repeat(1, count), self.head(self.encoder.dropout(output))
-            )
+            forecast = self._next(element, self.head(self.encoder.dropout(output)))
             forecasts.append(forecast)
         return torch.stack(forecasts, dim=1)
 
@@ -461,9 +444,20 @@ class SequenceModel(nn.Module):
         }
         return beam_search(step, inputs.last(), rows_first(state), **options)
 
-    def _next(self, before: Tensor, answer: Tensor) -> Tensor:
-        """Return the next element from the output of the head; NaN after NaN."""
-        return row_sigmoid(answer) + 0 * before if self.is_binary else before + answer
+    def _next(self, rows: Tensor, answer: Tensor) -> Tensor:
+        """Return the next elements ``(M, output_size)`` from inputs ``(M, input_size)`` and the
+        outputs of the head; NaN after NaN.
+        """
+        size = self.channels
+        before = rows[:, :size]
+        count = len(self.config.quantiles)
+        if self.is_binary:
+            return row_sigmoid(answer) + 0 * before
+        if self.config.has_season:
+            # The element one season before the next; in the first season that before the next.
+            before = before + rows[:, -size - 1 : -1]
+            answer = answer * rows[:, -1:]
+        return (before if count == 1 else torch.cat([before] * count, 1)) + answer
 
 
 def activity(outputs: Ragged, dropped: Ragged, large: float, changing: float) -> Tensor:

@@ -20,7 +20,7 @@ from raglane.data.sources.conll import SUFFIXES
 from raglane.errors import ArgumentError
 from raglane.training.checkpoint import CONFIG
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
-from raglane.training.inference import Predictions
+from raglane.training.results import Predictions
 from raglane.training.stored import finite
 
 
@@ -70,7 +70,8 @@ def write_predictions(
     """Write predictions to a Parquet, CSV or JSON lines file, and further files: all of them, or
     none.
 
-    Numbers that are not finite become null, an empty entry in CSV, where lists are JSON text.
+    Numbers that are not finite become null, an empty entry in CSV, where lists are JSON text. A
+    forecast has a row per step, and in CSV a prediction per element has a row per element.
     ``escape_formulas`` prepends an apostrophe to CSV texts that a spreadsheet would execute. A CoNLL
     file has the lines of that of ``data``, with the predicted labels.
     """
@@ -87,6 +88,8 @@ def write_predictions(
 
 def to_bytes(predictions: Predictions, suffix: str, *, escape_formulas: bool = False) -> bytes:
     """Return predictions as the content of a file with a suffix."""
+    if suffix == ".csv" and predictions.per_element:
+        predictions = predictions.by_element()
     if suffix == ".parquet":
         predictions = replace(predictions, columns=_one_kind(predictions.columns))
     columns = predictions.named()
@@ -149,7 +152,8 @@ def _jsonl(columns: dict[str, list[Any]]) -> bytes:
 
 
 def _json(content: Any) -> str:
-    return json.dumps(content, ensure_ascii=False, allow_nan=False)
+    # Dates are written as in CSV.
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, default=str)
 
 
 WRITERS: dict[str, Callable[[dict[str, list[Any]]], bytes]] = {

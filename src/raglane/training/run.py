@@ -58,7 +58,7 @@ def train(
     with claimed(folder, resume=resume, overwrite=overwrite):
         before = load_description(folder) if folder is not None and resume else None
         if before is None:
-            settings, _ = settle(settings, training)
+            settings, _ = settle(settings, training, validation)
         else:
             old = before.settings
             chosen = {name: getattr(settings, name) or getattr(old, name) for name in _SETTLED}
@@ -67,7 +67,7 @@ def train(
 
 
 # The settings that `settle` chooses.
-_SETTLED = ("loss", "bptt_steps", "epochs", "patience", "lr_schedule")
+_SETTLED = ("loss", "season", "bptt_steps", "epochs", "patience", "lr_schedule")
 
 
 def check_settings(settings: Settings) -> None:

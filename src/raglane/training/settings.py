@@ -153,6 +153,15 @@ class ModelSettings:
         ),
         unset="0.5",
     )
+    season: int | None = option(
+        None,
+        "Steps of a season, such as 12 for months: the model reads the differences to the element one season before, "
+        "and predicts those of the next (forecast); 0: none.",
+        MODEL,
+        Rule(lambda steps: steps != 1, "0, or at least 2", "pass 12, or 0 for none"),
+        Rule(lambda steps: 0 <= steps <= _LARGEST, "0, or at least 2", "pass 12, or 0 for none"),
+        unset="that of the data, if the held-out part repeats it; else 0",
+    )
     decoder: str | None = option(
         None,
         "How outputs become labels (transcribe); ctc: at most one label per element, in their order; transducer: any "
@@ -192,6 +201,9 @@ class ModelSettings:
         rule = "unset for all losses except quantile"
         fix = f"pass {argument('loss', 'quantile')} too, or leave it out"
         self._refuse("quantile", self.quantile is not None and self.loss != "quantile", rule, fix)
+        rule = "unset for all tasks except forecast, and for its loss bce"
+        is_numbers = self.task == "forecast" and self.loss != "bce"
+        self._refuse("season", bool(self.season) and not is_numbers, rule)
         is_invalid = self.decoder is not None and self.task != "transcribe"
         self._refuse("decoder", is_invalid, "unset for all tasks except transcribe")
 
@@ -219,6 +231,11 @@ class ModelSettings:
     def decoder_name(self) -> str | None:
         """The chosen decoder, or the default of the task transcribe; None for other tasks."""
         return (self.decoder or DECODERS[0]) if self.task == "transcribe" else None
+
+    @property
+    def has_season(self) -> bool:
+        """True if the model reads differences to the element one season before."""
+        return bool(self.season)
 
     @property
     def quantiles(self) -> list[float]:

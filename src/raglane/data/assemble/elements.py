@@ -73,6 +73,8 @@ def records_of_rows(
         columns=used,
         features=more,
         roles=RoleNotes(roles.notes, about),
+        times=None if table.time is None else table.times,
+        time_name=table.time,
         **targets._asdict(),
     )
 

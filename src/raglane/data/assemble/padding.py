@@ -48,6 +48,7 @@ def without_padding(records: Records) -> Records:
         values=records.values[is_kept],
         offsets=offsets_of(shorter),
         features=tuple(_cut(feature, is_kept) for feature in records.features),
+        times=None if records.times is None else records.times[is_kept],
         notes=(*records.notes, note),
     )
 

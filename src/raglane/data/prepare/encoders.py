@@ -57,6 +57,7 @@ _LATER = (
         "target_std",
         "features",
         "whole_labels",
+        "season",
     ),
 )
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from raglane._utils.checks import as_tensor, check_choice, check_flag, check_kind, check_whole
 from raglane._utils.messages import argument, quote, quote_all
 from raglane.data.columns import check_task
-from raglane.data.prepare import encoders
+from raglane.data.prepare import encoders, seasons
 from raglane.data.prepare.encoders import END, OPTIONAL, TUPLES, UNKNOWN, FeatureEncoder
 from raglane.data.prepare.missing import BLOCKS, MISSING, fill_missing, how_to_fill, refuse_absent
 from raglane.data.prepare.statistics import Statistics
@@ -62,6 +62,8 @@ class Preprocessor:
         split: the tokenization of texts, see :class:`~raglane.data.Columns`; None without texts.
         label_split: the tokenization of target texts, for ``"transcribe"``; None if targets are
             lists.
+        season: for ``"forecast"``, the steps of a season whose differences are appended to the
+            inputs; 0 for none. ``std`` is then the deviation of the differences.
 
     Example:
         >>> from raglane.data import read
@@ -90,6 +92,7 @@ class Preprocessor:
     features: tuple[FeatureEncoder, ...] = ()
     whole_labels: bool = False
     label_split: str | None = None
+    season: int = 0
 
     def __post_init__(self) -> None:
         check_choice("missing", self.missing, MISSING)
@@ -200,12 +203,17 @@ class Preprocessor:
         """
         if self.vocabulary is not None and not self.features:
             return len(self.vocabulary)
+        return self._plain_size + seasons.width(len(self.channels), self.season)
+
+    @property
+    def _plain_size(self) -> int:
+        """The number of channels of ``"inputs"`` without those of seasons."""
         width = 1 if self.vocabulary is not None else len(self.channels) * BLOCKS[self.missing]
         return width + self.features_size
 
     @property
     def features_size(self) -> int:
-        """The number of the last channels of ``"inputs"``, which are those of ``features``."""
+        """The number of the channels of ``features``, the last ones but those of seasons."""
         each = BLOCKS[self.missing]
         return sum(each if encoder.vocabulary is None else 1 for encoder in self.features)
 
@@ -289,6 +297,9 @@ class Preprocessor:
         offsets = torch.from_numpy(batch.offsets)
         if self.task == "language":
             values, offsets = encoders.between_ends(values, offsets, with_last=with_targets)
+        if self.season:
+            more = seasons.differences(values[:, : len(self.channels)], offsets, self.season)
+            values = torch.cat([values, more], dim=1)
         per_element = bool(self.per_element) and not follows
         return Tensors(
             values,
@@ -308,7 +319,7 @@ class Preprocessor:
             if self.is_tokens and (batch.layout is not None or not self.features):
                 return np.zeros(0, dtype=np.int64)
             width = (
-                self.input_size if batch.layout is None else self.input_size - self.features_size
+                self._plain_size if batch.layout is None else self._plain_size - self.features_size
             )
             return np.zeros((0, width), dtype=np.float32)
         channels = batch.layout.channels
@@ -458,7 +469,8 @@ class Preprocessor:
             offsets: ``(B + 1,)`` int64.
 
         Returns:
-            ``(N, input_size)`` float32; ``values`` itself if nothing changes.
+            ``(N, input_size)`` float32, without the channels of seasons; ``values`` itself if
+            nothing changes.
         """
         gaps = self.gaps(values) if self.missing == "elapsed" else None
         if self.mean is not None and self.std is not None:
@@ -515,6 +527,7 @@ def check_fitted(fitted: Preprocessor) -> None:
         ("split", isinstance(fitted.split, str | None), "a text"),
         ("label_split", isinstance(fitted.label_split, str | None), "a text"),
         ("per_element", isinstance(fitted.per_element, bool), "true, false or null"),
+        ("season", _is_season(fitted), "0 or at least 2, and 0 for tasks other than forecast"),
         ("whole_labels", is_whole, "true only for labels that are whole numbers"),
         ("labels", bool(fitted.labels) == (kind in ("class", "set", "sequence")), names_rule),
         ("target_names", bool(fitted.target_names) == (kind == "numbers"), names_rule),
@@ -522,6 +535,13 @@ def check_fitted(fitted: Preprocessor) -> None:
         if not fits:
             got = f"{name} = {quote(getattr(fitted, name))} for the task {fitted.task!r}"
             raise CheckpointError("preprocessing", got, rule, "train again")
+
+
+def _is_season(fitted: Preprocessor) -> bool:
+    season = fitted.season
+    if not isinstance(season, int) or isinstance(season, bool) or season == 0:
+        return season == 0 and season is not False
+    return season > 1 and fitted.task == "forecast" and not fitted.is_tokens
 
 
 class _Labels(NamedTuple):

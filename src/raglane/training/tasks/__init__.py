@@ -6,6 +6,7 @@ task are in :data:`raglane.tasks.TASKS`.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import DataError
 from raglane.training.batches import steps_per_epoch
 from raglane.training.settings import ModelSettings, Settings
+from raglane.training.tasks import season
 from raglane.training.tasks.base import Measured, Meter, Score, Task
 from raglane.training.tasks.labels import Classify, MultiLabel
 from raglane.training.tasks.language import Language
@@ -43,14 +45,21 @@ STEPS = 2000
 MOST = 300
 PATIENT = 500
 FEWEST = dict.fromkeys(CLASSES, 30) | {"classify": 10, "tag": 10}
+# The optimizer steps of an epoch for which the batches of a few series are made smaller.
+FEWEST_STEPS = 8
 # The fewest and most elements of a chunk of truncated backpropagation through one series.
 SHORTEST_CHUNK = 20
 LONGEST_CHUNK = 100
 
 
-def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
-    """Choose the loss, chunks, epochs and learning rate schedule that were left to the data; return
-    lines about them.
+def settle(
+    settings: Settings,
+    training: Dataset,
+    validation: Dataset | None = None,
+    chosen: Container[str] = ("batch_size",),
+) -> tuple[Settings, list[str]]:
+    """Choose the loss, season, chunks, batch size, epochs and learning rate schedule that were left
+    to the data, the batch size unless its name is among the chosen ones; return lines about them.
 
     With ``epochs`` the schedule is constant, so that a run resumed with more epochs has the bits of
     a longer one.
@@ -60,11 +69,19 @@ def settle(settings: Settings, training: Dataset) -> tuple[Settings, list[str]]:
         settings = replace(settings, loss="bce")
         mse = argument("loss", "mse")
         notes.append(f"loss: bce, because all channels are 0 or 1; for squared errors: {mse}")
+    if settings.season is None:
+        settings, note = season.settle(settings, training, validation)
+        notes += [note] if note else []
     if settings.bptt_steps is None and _is_one_long_series(settings, training):
         chunk = min(max(int(training.lengths[0]) // 10, SHORTEST_CHUNK), LONGEST_CHUNK)
         settings = replace(settings, bptt_steps=chunk)
         chooses = f"{argument('bptt_steps')} chooses"
         notes.append(f"chunks of {chunk} elements, because there is one long series; {chooses}")
+    if "batch_size" not in chosen and _has_few_steps(settings, training):
+        settings = replace(settings, batch_size=-(-len(training) // FEWEST_STEPS))
+        series = count_of(settings.batch_size, "sequence")
+        chooses = f"{argument('batch_size')} chooses"
+        notes.append(f"batches of {series}, because there are only {len(training)}; {chooses}")
     schedule = settings.lr_schedule or ("cosine" if settings.epochs is None else "constant")
     if settings.epochs is None:
         steps = steps_per_epoch(training, settings)
@@ -87,6 +104,15 @@ def _is_one_long_series(settings: Settings, training: Dataset) -> bool:
     return settings.initial_state != "lengths" and int(training.lengths[0]) >= 2 * SHORTEST_CHUNK
 
 
+def _has_few_steps(settings: Settings, training: Dataset) -> bool:
+    """Return True if an epoch of several series to forecast has few optimizer steps."""
+    if settings.task != "forecast" or settings.loss == "bce" or settings.processes > 1:
+        return False
+    if settings.batch_elements is not None or settings.bptt_steps is not None:
+        return False
+    return 1 < len(training) < FEWEST_STEPS * settings.batch_size
+
+
 def _is_binary(training: Dataset) -> bool:
     """Return True if all channels are 0 or 1, and not all constant."""
     channels = training.statistics.channels.values()
@@ -105,6 +131,8 @@ def fit(training: Dataset, settings: Settings) -> Preprocessor:
         rule = "data of at least two classes"
         fix = "add data of another class, or check which column contains the labels"
         raise DataError(str(training.source), got, rule, fix)
+    if settings.season:
+        fitted = season.scaled(fitted, settings.season, training)
     is_whole = training.label_kinds == ("whole numbers",) and fitted.label_split is None
     is_whole = is_whole and are_whole(fitted.labels or ())
     return replace(fitted, whole_labels=is_whole)

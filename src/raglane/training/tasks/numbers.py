@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any, ClassVar
@@ -19,13 +18,10 @@ from raglane.ragged import Ragged
 from raglane.training.batches import Batch, targets_of
 from raglane.training.settings import ModelSettings
 from raglane.training.tasks.base import Measured, Meter, Score, Task, values_of
+from raglane.training.tasks.season import season_of
 
 # The maximum number of points of a picture of true and predicted numbers.
 _POINTS = 2000
-# The longest season that is tried.
-_LONGEST_SEASON = 400
-# The most elements that are compared for a season.
-_COMPARED = 5000
 
 
 def by_quantile(output: Tensor, settings: ModelSettings) -> Tensor:
@@ -52,35 +48,6 @@ def loss_of_errors(errors: Tensor, name: str, quantile: float | Tensor = 0.5) ->
     if name == "quantile":
         return torch.maximum((1 - quantile) * errors, -quantile * errors)
     return sizes
-
-
-def season_of(values: Tensor) -> int:
-    """Return the lag of the first high peak of the autocorrelation of elements ``(L, C)`` without
-    trend, or 0.
-    """
-    values = values[-_COMPARED:].cpu().double()
-    count = len(values)
-    steps = torch.stack([torch.ones(count), torch.arange(count) / max(count, 1)], 1).double()
-    values = (
-        values - steps @ torch.linalg.lstsq(steps, values).solution if count > 2 else values[:0]
-    )
-    lags = range(min(count // 2, _LONGEST_SEASON) + 1 if count > 2 else 0)
-    alike = [
-        float((values[lag:] * values[: count - lag]).mean())
-        / max(float(values.square().mean()), 1e-12)
-        for lag in lags
-    ]
-    # A peak follows a valley; noise on a slow wave has peaks without one.
-    peaks = [
-        lag
-        for lag in lags[2:-1]
-        if min(alike[:lag]) < 0.7 * alike[lag] and alike[lag - 1] < alike[lag] >= alike[lag + 1]
-    ]
-    highest = max([alike[lag] for lag in peaks], default=0.0)
-    # Autocorrelations of noise deviate from 0 by about 1 / sqrt(L).
-    if highest < max(0.3, 3 / math.sqrt(max(count, 1))):
-        return 0
-    return next(lag for lag in peaks if alike[lag] > 0.8 * highest)
 
 
 class Regress(Task):
