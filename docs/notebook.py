@@ -56,7 +56,9 @@ def cells(text: str) -> Iterator[Cell]:
                 command, _, expected = step.partition("\n")
                 yield Cell("shell", f"!{command}\n", expected)
         else:  # the installation
-            yield Cell("shell", re.sub(r"^pip", "%pip", block["text"], flags=re.MULTILINE))
+            # The notebook runs in its own folder, one below the root.
+            text = block["text"].replace("pip install '.[", "pip install '..[")
+            yield Cell("shell", re.sub(r"^pip", "%pip", text, flags=re.MULTILINE))
     if words := text[place:].strip():
         yield Cell("markdown", words)
 

@@ -25,7 +25,7 @@ def test_the_cells_are_those_of_the_page_and_print_their_outputs(script: Any) ->
     assert ["".join(entry["source"]) for entry in made] == [
         cell.source.rstrip("\n") for cell in cells
     ]
-    assert made[1]["source"] == ["%pip install 'raglane[data,cli,train,demo]'"]
+    assert made[1]["source"] == ["%pip install '..[data,cli,train,demo]'"]
     names: dict[str, Any] = {}
     for entry, cell in zip(made, cells, strict=True):
         shown = "".join(text for output in entry.get("outputs", ()) for text in output["text"])
