@@ -9,6 +9,8 @@ import math
 import sys
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 import raglane as rl
 from raglane._utils.drawing import BLUE, DARK, LIGHT, ORANGE, Look, frame, new_figure, svg
 
@@ -55,20 +57,23 @@ def mean(numbers: list[float]) -> float:
 
 
 def speed(look: Look) -> bytes:
-    """Draw the speedups over PyTorch: a bar up to the mean, and a line from the lowest to the
-    highest.
+    """Draw the speedups over PyTorch: a bar up to the mean with its number on the left, and a line
+    from the lowest to the highest.
     """
-    figure = new_figure(6.4, 4.6, "plot", look)
+    figure = new_figure(6.0, 5.0, "plot", look)
     known = speedups()
     panels = figure.subplots(2, 1, sharex=True)
     for axes, kind in zip(panels, KINDS, strict=True):
         axes.set_xscale("log")
         frame(axes, look, hidden=("top", "right", "left"), grid="x")
         axes.axvline(1, color=look.ink, linewidth=1.2)
-        for place, cell in enumerate(CELLS.values()):
+        ticks = {}
+        for place, (cell_name, cell) in enumerate(CELLS.items()):
             for mode, (name, color) in MODES.items():
+                is_first = mode == "train"
                 numbers = known[mode, kind, cell]
-                y, middle = place + (0.2 if mode == "infer" else -0.2), mean(numbers)
+                y = place + (-0.2 if is_first else 0.2)
+                middle = mean(numbers)
                 axes.barh(
                     y,
                     middle - 1,
@@ -81,19 +86,29 @@ def speed(look: Look) -> bytes:
                 axes.plot(
                     [min(numbers), max(numbers)], [y, y], color=look.ink, linewidth=1, zorder=3
                 )
-                text = f"  {middle:.3g}"
-                axes.text(max(numbers), y, text, va="center", fontsize=11, color=look.ink, zorder=4)
-        axes.set_yticks(range(len(CELLS)), list(CELLS), fontsize=11)
+                ticks[y] = f"{cell_name if is_first else ''}   {middle:.2f}"
+        # The numbers are a column beside the bars: at their ends are the lines of the ranges.
+        axes.set_yticks([*ticks], [*ticks.values()], fontsize=11)
         axes.set_ylim(len(CELLS) - 0.5, -0.5)
         axes.tick_params(length=0)
         axes.minorticks_off()
         axes.set_title(kind.capitalize(), fontsize=11, color=look.ink, loc="left")
-    ticks = (1, 2, 5, 10, 20, 50)
-    panels[1].set_xticks(ticks, [f"{tick}x" for tick in ticks], fontsize=11)
+    shown = (1, 2, 5, 10, 20, 50)
+    panels[1].set_xticks(shown, [f"{tick}x" for tick in shown], fontsize=11)
     panels[1].set_xlim(0.7, 60)
-    panels[1].set_xlabel("times as fast as PyTorch's fastest way", fontsize=11)
+    panels[1].set_xlabel(
+        "times as fast as PyTorch's fastest way\n(numbers and bars: mean; lines: lowest to highest)",
+        fontsize=11,
+    )
     panels[1].legend(loc="lower right", frameon=False, fontsize=11, labelcolor=look.ink)
-    return svg(figure)
+    return svg(clear(figure))
+
+
+def clear(figure: Figure) -> Figure:
+    """Remove the backgrounds of a figure, which would be boxes on pages of another colour."""
+    for part in (figure, *figure.axes):
+        part.patch.set_alpha(0)
+    return figure
 
 
 def draw(folder: Path) -> None:
@@ -102,7 +117,9 @@ def draw(folder: Path) -> None:
     for name, code in CODE.items():
         for theme, ending in (("light", ""), ("dark", "-dark")):
             with rl.plot.theme(theme):
-                eval(code, {"rl": rl}).save(folder / f"{name}{ending}.svg")
+                picture = eval(code, {"rl": rl})
+            clear(picture.figure)
+            picture.save(folder / f"{name}{ending}.svg")
     for look, ending in ((LIGHT, ""), (DARK, "-dark")):
         (folder / f"speed{ending}.svg").write_bytes(speed(look))
 

@@ -33,6 +33,12 @@ def test_drawing_them_again_gives_the_same(tmp_path: Path) -> None:
         assert numbers == pytest.approx(kept_numbers, abs=0.01), name
 
 
+def test_pictures_have_no_background_of_their_own() -> None:
+    background = re.compile(r'<g id="patch_1">\s*<path d="[^"]*"\s+style="fill: none')
+    for path in (_DOCS / "pictures").iterdir():
+        assert background.search(path.read_text(encoding="utf-8")), path.name
+
+
 def test_documents_show_each_picture_and_its_code() -> None:
     script = load(_DOCS / "draw.py")
     text = (_DOCS / "methods.md").read_text(encoding="utf-8")

@@ -95,6 +95,8 @@ def test_data_and_batch_sizes_are_those_of_torch() -> None:
     ticks = [tick.get_text().split() for tick in axes.get_xticklabels()]
     assert [int(size) for size, _ in ticks] == packed.batch_sizes.tolist()
     assert [int(step) for _, step in ticks] == list(range(9))
+    names = axes.texts[-1]
+    assert names.get_text().split("\n") == ["batch size", "step"]
     strip = sorted((place[0], text) for place, text in texts_at(axes).items() if place[1] == -1)
     assert [int(text) for _, text in strip] == packed.data.tolist()
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["data", "1", "3", "0", "2"]
@@ -186,6 +188,7 @@ def test_weights_of_each_head_stand_at_their_elements() -> None:
     weights = rl.nn.AttentionPooling(6, num_heads=3).weights(_batch(6))
     for head, axes in enumerate(plot.attention(weights).axes):
         assert axes.get_title(loc="left").startswith(f"attention, head {head}:")
+        assert axes.get_xlabel() == "step; colours: square root"
         expected = {
             (step + 0.5, row + 0.5): f"{weight:.2g}"
             for row, sequence in enumerate(weights.to_list())

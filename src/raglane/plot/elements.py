@@ -30,6 +30,8 @@ def attention(weights: Ragged, *, labels: Any = None, axes: Any = None) -> Pictu
     """Draw the attention weight of each element: a row per sequence, a column per step, a part per
     head.
 
+    Colours follow the square root of a weight, so that small weights differ too.
+
     Args:
         weights: ``(N,)`` or ``(N, heads)``, from 0 to 1, e.g. of
             ``rl.nn.AttentionPooling.weights``.
@@ -204,7 +206,8 @@ def _draw(
         for at in range(len(tables))
     ]
     titles = [_title(name, batch, sample) for name, batch in batches.items()]
-    below = f"step{sample.remark}"
+    remark = "; colours: square root" if gamma != 1 and columns else ""
+    below = f"step{remark}{sample.remark}"
     texts_wide = [*(width_of(title, TITLE) for title in titles), width_of(below, TEXT)]
     scale = 0.4 + max(width_of(_number(most / 2)), width_of(_number(most)))
     whole = left + max(width + scale, max(texts_wide) + 0.2)

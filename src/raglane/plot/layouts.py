@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from raglane._utils.checks import check_whole
 from raglane._utils.messages import count_of
 from raglane.plot import cells
-from raglane.plot.picture import TEXT, Box, Picture, label, look, picture_in, width_of
+from raglane.plot.picture import SMALL, TEXT, Box, Picture, label, look, picture_in, width_of
 from raglane.schedules import DEFAULT_LANES, SCHEDULES, Cost, cost
 
 if TYPE_CHECKING:
@@ -114,19 +114,18 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     ordered = [names[run.sequence] for run in sorted(runs, key=lambda run: run.row)]
     has_strip = 0 < table.elements <= _MOST_IN_STRIP
     title = _title(sample, "packed", f"{_summary(count)}, no padding")
-    titles = title, f"batch size (upper) and step (lower){sample.remark}", "sequence"
+    titles = title, sample.remark.removeprefix("; "), "sequence"
     above = 1.5 if has_strip else 0.0
     widest = _widest(sample)
     if has_strip:
         widest = max(widest, 0.24 * table.elements / table.steps)
-    left = ["data"] if has_strip else []
     picture = cells.grid(
         axes,
         titles,
         table.steps,
         len(ordered),
         widest,
-        [*names, *left],
+        [*names, _ROWS_BELOW[0]],
         above=above,
         below=0.15,
         lines=2,
@@ -143,7 +142,34 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
         )
     sizes = [f"{size:,}\n{step:,}" for step, size in enumerate(table.rows_per_step.tolist())]
     cells.mark_steps(plot, table.steps, sizes)
+    if table.steps:
+        _name_rows_below(plot, [*names, "data"] if has_strip else names)
     return picture
+
+
+# The rows of numbers below a pack.
+_ROWS_BELOW = ("batch size", "step")
+
+
+def _name_rows_below(axes: Any, names: Sequence[str]) -> None:
+    """Write on the left what the rows of numbers below are; the name of the vertical axis, which is
+    left of the names of rows, moves left of these too.
+    """
+    right = axes.yaxis.get_major_ticks()[0].get_pad()
+    down = axes.xaxis.get_major_ticks()[0].get_pad()
+    axes.annotate(
+        "\n".join(_ROWS_BELOW),
+        (0, 0),
+        (-right, -down),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        fontsize=SMALL,
+        color=look().ink,
+    )
+    missing = width_of(_ROWS_BELOW[0]) - max(map(width_of, names), default=0.0)
+    axes.yaxis.labelpad += 72 * max(missing, 0.0)
 
 
 def lanes(lengths: Any, lanes: int | None = None, *, threads: int = 1, axes: Any = None) -> Picture:
