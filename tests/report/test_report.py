@@ -41,6 +41,53 @@ def test_curves(epochs: int, validation: bool, metric: str) -> None:
     assert curves(history, metric, "a run", best_epoch=1) != plain
 
 
+def _axes_of(
+    history: list[dict[str, float]], metric: str, monkeypatch: pytest.MonkeyPatch
+) -> list[Any]:
+    """Return the axes of the loss and the metric."""
+    drawn: list[Any] = []
+
+    def keep(figure: Any) -> bytes:
+        drawn.append(figure)
+        return b""
+
+    monkeypatch.setattr("raglane.report.figures.png", keep)
+    curves(history, metric, "a run", best_epoch=1)
+    drawn[0].draw_without_rendering()
+    return list(drawn[0].axes)
+
+
+def test_the_axes_of_curves_are_as_long_as_what_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    flat = [
+        {
+            "epoch": epoch,
+            "train_loss": 0.7 - epoch / 1000,
+            "train_accuracy": 0.95 + epoch / 1000,
+            "majority_accuracy": 0.5,
+        }
+        for epoch in range(1, 11)
+    ]
+    loss, accuracy = _axes_of(flat, "accuracy", monkeypatch)
+    assert loss.get_ylim() == pytest.approx((0.69 - 0.00045, 0.699 + 0.00045))
+    assert accuracy.get_ylim() == pytest.approx((0.951 - 0.00045, 0.96 + 0.00045))
+    assert "majority (0.5)" in [text.get_text() for text in accuracy.get_legend().get_texts()]
+    near = [{**row, "majority_accuracy": 0.945} for row in flat]
+    assert _axes_of(near, "accuracy", monkeypatch)[1].get_ylim()[0] < 0.945
+    wide = [{**row, "train_loss": 3 * 0.5 ** row["epoch"]} for row in flat]
+    loss, _ = _axes_of(wide, "accuracy", monkeypatch)
+    assert loss.get_yscale() == "log"
+    shown = [tick.get_text() for tick in loss.get_yticklabels()]
+    assert {"0.01", "0.1", "1"} <= set(shown)
+    odd = [{**row, "train_loss": math.nan} for row in flat]
+    assert _axes_of(odd, "accuracy", monkeypatch)[0].get_yscale() == "linear"
+
+
+def test_one_epoch_is_a_whole_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    loss, _ = _axes_of([_row(1, True, "accuracy")], "accuracy", monkeypatch)
+    low, high = loss.get_xlim()
+    assert [tick for tick in loss.get_xticks() if low <= tick <= high] == [1]
+
+
 @pytest.mark.parametrize("classes", [1, 2, 40])
 def test_confusion_grows_with_the_classes(classes: int) -> None:
     matrix = [[3 if row == column else 0 for column in range(classes)] for row in range(classes)]

@@ -75,20 +75,23 @@ def _draw_curve(
 
     frame(axes, look)
     epochs = [row["epoch"] for row in history]
+    drawn = []
     for split, color in (("train", BLUE), ("validation", VERMILION)):
         if f"{split}_{name}" in history[0]:
             values = [row[f"{split}_{name}"] for row in history]
             label = "training" if split == "train" else split
+            drawn += [value for value in values if math.isfinite(value)]
             axes.plot(
                 epochs, values, color=color, label=label, linewidth=1.8, marker="o", markersize=3
             )
-    drawn = ("train_", "validation_")
     metrics = [key for key in history[0] if key.endswith(f"_{name}")]
-    baseline = next((key for key in metrics if not key.startswith(drawn)), None)
+    rules = (key for key in metrics if not key.startswith(("train_", "validation_")))
+    baseline = next(rules, None)
     if baseline is not None:
-        axes.axhline(
-            history[-1][baseline], color=look.faint, linestyle="--", label=baseline.split("_")[0]
-        )
+        value = history[-1][baseline]
+        rule = f"{baseline.split('_')[0]} ({_short(value)})"
+        axes.axhline(value, color=look.faint, linestyle="--", label=rule)
+        drawn += [value] if _is_near(value, drawn) else []
     if best_epoch:
         axes.axvline(
             best_epoch,
@@ -98,9 +101,36 @@ def _draw_curve(
             label=f"best (epoch {best_epoch})",
         )
     axes.set_xlabel("epoch")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlim(epochs[0] - 0.5, epochs[-1] + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.legend(frameon=False, fontsize=9, labelcolor=look.ink)
-    axes.set_ylim(**({"top": 1.02} if name == "accuracy" else {"bottom": 0}))
+    _show(axes, drawn)
+
+
+def _is_near(value: float, drawn: Sequence[float]) -> bool:
+    """Return True if an axis with room for this value too is at most twice as long."""
+    if not drawn or not math.isfinite(value):
+        return False
+    span = max(drawn) - min(drawn)
+    return min(drawn) - span <= value <= max(drawn) + span
+
+
+def _show(axes: Axes, drawn: Sequence[float]) -> None:
+    """Set the limits of the vertical axis to the drawn numbers, so that changes are seen."""
+    from matplotlib.ticker import LogLocator
+
+    if not drawn:
+        return
+    low = min(drawn)
+    high = max(drawn)
+    if low > 0 and high > _WIDE * low:
+        axes.set_yscale("log", subs=())
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(lambda value, _: _short(value))
+        axes.set_ylim(low / 1.2, high * 1.2)
+        return
+    room = 0.05 * (high - low) or 0.05 * abs(high) or 0.05
+    axes.set_ylim(low - room, high + room)
 
 
 def _panel(height: float, title: str | None = None, look: Look = DARK) -> tuple[Figure, Axes]:
