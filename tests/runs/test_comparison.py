@@ -19,6 +19,7 @@ from raglane.cli import main
 from raglane.data.records import Feature, Targets, offsets_of
 from raglane.report.figures import Compared, setting_svg
 from raglane.runs.comparison import compare
+from raglane.runs.comparison_page import comparison_page
 from raglane.training.folder import LAST, find
 from raglane.training.job import identity
 from raglane.training.state import NUMBERS
@@ -71,6 +72,15 @@ def test_only_differing_settings_are_shown(runs: Path) -> None:
         history = read_csv(Path(row["run"]) / "curves.csv")
         assert row["seconds"] == pytest.approx(sum(float(epoch["seconds"]) for epoch in history))
         assert row["validation loss"] == min(float(epoch["validation_loss"]) for epoch in history)
+
+
+def test_a_page_has_results_before_settings(runs: Path) -> None:
+    html = comparison_page(compare([runs / "a", runs / "b"]), "raglane compare", "runs").decode()
+    names = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', html)
+    assert names[:2] == ["run", "validation loss"]
+    assert names[-4:] == ["cell", "lr", "seed", "validation-fraction"]
+    row = re.findall(r"<td[^>]*>([^<]*)</td>", html)
+    assert {"gru", "lstm"} & {row[len(names) - 5]}
 
 
 def test_other_losses_are_other_tables(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from raglane._utils.messages import count_of
+from raglane._utils.table import Table
 from raglane.planner import machine
 from raglane.planner.words import seconds_in_words
 from raglane.report.figures import MEASURES, Compared, losses_svg, rows_svg, setting_svg
@@ -47,12 +48,24 @@ def comparison_page(groups: Sequence[Compared], kind: str, name: str) -> bytes:
     return page.html()
 
 
+def _results_first(group: Compared) -> Table:
+    """Return the table of runs with settings last: a narrow screen shows the results at once."""
+    columns = [name for name in group.columns if name not in group.settings]
+    places = [group.columns.index(name) for name in (*columns, *group.settings)]
+    return replace(
+        group,
+        caption="The best run is first",
+        columns=[group.columns[place] for place in places],
+        rows=[tuple(row[place] for place in places) for row in group.rows],
+    )
+
+
 def _blocks(group: Compared, prefix: str) -> list[Block]:
     """Return the table and the pictures of comparable runs."""
     drawn = group.drawn.replace("_", " ")
     result = rows_svg(group.names, group.column(group.drawn), drawn, are_dots=True)
     blocks: list[Block] = [
-        replace(group, caption="The best run is first"),
+        _results_first(group),
         Heading("Results"),
         picture(result, f"{prefix}r", f"{drawn} of each run.", ""),
     ]
