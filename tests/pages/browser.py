@@ -50,8 +50,8 @@ def serve(folder: Path) -> Iterator[str]:
 
 @dataclass
 class Visit:
-    """An open page, with errors in its console, uncaught exceptions, and its requests to other
-    hosts.
+    """An open page, with errors and warnings in its console, uncaught exceptions, and its requests
+    to other hosts.
     """
 
     page: Page
@@ -99,7 +99,10 @@ def visit(
     here = Visit(page)
     outside = here.outside.append
     page.on(
-        "console", lambda entry: here.errors.append(entry.text) if entry.type == "error" else None
+        "console",
+        lambda entry: (
+            here.errors.append(entry.text) if entry.type in ("error", "warning") else None
+        ),
     )
     page.on("pageerror", lambda error: here.errors.append(str(error)))
     page.on(

@@ -141,7 +141,7 @@ def densities(inspection: Inspection) -> dict[str, Any]:
             alt.Tooltip("density:Q", format=".1%"),
         ],
     )
-    dashes = alt.StrokeDash("order:N", legend=None, scale=_scale(orders, _DASHES))
+    dashes = alt.StrokeDash("order:N", legend=_LEGEND, scale=_scale(orders, _DASHES))
     shapes = alt.Shape("order:N", scale=_scale(orders, _SHAPES), legend=_LEGEND)
     line = base.mark_line(strokeWidth=2).encode(strokeDash=dashes)
     return _finish(line + base.mark_point(size=70, filled=True, opacity=1).encode(shape=shapes))
