@@ -172,12 +172,7 @@ def _accessible(
     """
     body = context.get("body", "")
     body = body.replace("<pre>", '<pre tabindex="0">')
-    # The picture of the chosen theme, which may differ from that of the system.
-    image = r'<img class="only-{}" loading="lazy" \2 src="\{}">'
-    body = _PICTURE.sub(
-        f'<div class="picture" tabindex="0">{image.format("light", 3)}{image.format("dark", 1)}</div>',
-        body,
-    )
+    body = _PICTURE.sub(_both_themes, body)
     body = body.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
     context["body"] = re.sub(
         r"<dl>\n((?:<dd>.*?</dd>\n)+)</dl>",
@@ -195,6 +190,20 @@ def _accessible(
 _PICTURE = re.compile(
     r'<picture>\s*<source [^>]*srcset="([^"]*)">\s*<img (alt="[^"]*") src="([^"]*)">\s*</picture>'
 )
+
+
+def _both_themes(found: re.Match[str]) -> str:
+    """Return a picture of the chosen theme, which may differ from that of the system, and its width
+    for the style sheet.
+    """
+    text = (DOCS / "pictures" / Path(found[3]).name).read_text(encoding="utf-8")
+    width = re.search(r'<svg [^>]*\bwidth="([\d.]+pt)"', text)
+    images = "".join(
+        f'<img class="only-{theme}" loading="lazy" {found[2]} src="{source}">'
+        for theme, source in (("light", found[3]), ("dark", found[1]))
+    )
+    style = f' style="--wide: {width[1]}"' if width else ""
+    return f'<div class="picture" tabindex="0"{style}>{images}</div>'
 
 
 def _one_signature(analyze: Any) -> Any:

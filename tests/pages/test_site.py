@@ -45,6 +45,17 @@ def test_page(browser: Browser, address: str, name: str) -> None:
             assert page.problems() == [], (name, width, scheme)
 
 
+def test_a_picture_shrinks_to_a_phone_unless_its_labels_were_too_small(
+    browser: Browser, address: str
+) -> None:
+    excess = "part => part.scrollWidth - part.clientWidth"
+    with visit(browser, f"{address}/index.html", PHONE) as here:
+        schedules, speed = here.page.locator(".picture").all()
+        assert speed.evaluate(excess) == 0
+        assert speed.locator("img").first.bounding_box()
+        assert schedules.evaluate(excess) > 0
+
+
 @pytest.mark.parametrize(
     ("query", "name"),
     [
