@@ -1,12 +1,13 @@
-"""The selective scan and linear attention, and the plain torch code of transformers: times of a
-call and of a training step.
+"""The selective scan and linear attention, and the plain torch code of transformers and mambapy:
+times of a call and of a training step, and the memory of a training step.
 
-Requires transformers 5.24 or later for the comparison; without it the other columns are empty. A
-row is one run, in which both take turns. The share is that of the processor's peak of
+Requires transformers 5.24 or later and mambapy for the comparison; without them their columns are
+empty. A row is one run, in which all take turns. The share is that of the processor's peak of
 multiply-adds, for an inference on equal lengths that takes 2 multiply-adds per number of a state
-and step, and 3 with the delta rule.
+and step, and 3 with the delta rule. ``RAGLANE_ISA=avx2`` measures another instruction set.
 
     python benchmarks/recurrences.py --threads 1
+    python benchmarks/recurrences.py memory
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import argparse
 import statistics
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import torch
+from harness.memory import peak_of
 from harness.timing import interleave, peak
 from torch import Tensor
 
@@ -30,6 +33,8 @@ STATES = 16
 STEPS = 2048
 HEADS = 8
 SIZE = 64
+# The packages, and the methods of a case that call them.
+PEERS = {"transformers": "theirs", "mambapy": "by_mambapy"}
 
 
 def padded(batch: rl.Ragged) -> Tensor:
@@ -74,9 +79,22 @@ class Scan:
         y = y.transpose(1, 2)
         return torch.cat([part[:length] for part, length in zip(y, self.lengths, strict=True)])
 
+    def by_mambapy(self, tensors: dict[str, Tensor]) -> Tensor:
+        """The parallel scan of mambapy, of the padded batch."""
+        from mambapy.pscan import pscan
+
+        x, dt, of_b, of_c = (padded(self.batch(tensors[name])) for name in ("x", "dt", "B", "C"))
+        delta = torch.nn.functional.softplus(dt)
+        decays = (delta.unsqueeze(3) * tensors["A"]).exp()
+        h = pscan(decays, (delta * x).unsqueeze(3) * of_b)
+        y = (h @ of_c.transpose(2, 3)).squeeze(3) + tensors["D"] * x
+        return torch.cat([part[:length] for part, length in zip(y, self.lengths, strict=True)])
+
 
 class Attention:
     """Linear attention of one sequence, and transformers' in chunks."""
+
+    by_mambapy = None
 
     def __init__(self, delta: bool) -> None:
         self.delta = delta
@@ -120,11 +138,42 @@ def train(function: Callable[..., Tensor], tensors: dict[str, Tensor]) -> None:
     function(leaves).sum().backward()
 
 
+def memory() -> None:
+    """Print the peak memory of a training step of a scan, without inputs, outputs and gradients."""
+    steps, channels, states = 4096, 1536, 16
+    tensors = [torch.randn(steps, channels), 0.5 * torch.randn(steps, channels)]
+    tensors += [-torch.rand(channels, states), *torch.randn(2, steps, 1, states).unbind()]
+    leaves = [tensor.requires_grad_() for tensor in tensors]
+
+    def batch(tensor: Tensor) -> rl.Ragged:
+        return rl.Ragged.from_flat(tensor, lengths=[len(tensor)])
+
+    def step(count: int) -> None:
+        x, dt, rates, *of_groups = leaves
+        of_b, of_c = [batch(each[:count]) for each in of_groups]
+        y, _ = rl.nn.selective_scan(
+            batch(x[:count]), batch(dt[:count]), rates, of_b, of_c, softplus=True
+        )
+        y.values.backward(torch.ones_like(y.values))
+
+    step(8)
+    for leaf in leaves:
+        leaf.grad = torch.zeros_like(leaf)
+    # The output, its gradient, and the gradients of x and dt before they are added.
+    counted = 4 * steps * channels * 4
+    above = peak_of(partial(step, steps)) - counted
+    share = above / (4 * steps * channels * states)
+    print(
+        f"T {steps}, d {channels}, S {states}: {above / 2**20:.0f} MiB, {share:.4f} of T d S floats"
+    )
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("part", nargs="?", choices=["times", "memory"], default="times")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
@@ -133,33 +182,38 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
-    try:
-        import transformers  # noqa: F401
-
-        has_peer = True
-    except ImportError:
-        has_peer = False
+    if chosen.part == "memory":
+        memory()
+        return
+    peers = [name for name in PEERS if find_spec(name) is not None]
     multiply = peak(torch.float32)
     assert multiply is not None
     fastest = multiply() / min(interleave({"peak": multiply}, 5)["peak"])
-    print("| recurrence | | ms | share of the peak | transformers ms | ratio |")
-    print("| --- " * 6 + "|")
+    columns = ["recurrence", "", "ms", "share of the peak"]
+    for peer in peers:
+        columns += [f"{peer} ms", "ratio"]
+    print(f"| {' | '.join(columns)} |\n" + "| --- " * len(columns) + "|")
     for case in (Scan("equal"), Scan("fill 0.4"), Attention(False), Attention(True)):
-        if has_peer:
-            pair = case.ours(case.tensors), case.theirs(case.tensors)
-            torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-3)
+        functions = {peer: getattr(case, PEERS[peer]) for peer in peers}
+        for function in functions.values():
+            if function is not None:
+                pair = case.ours(case.tensors), function(case.tensors)
+                torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-3)
         for run in (infer, train):
             calls = {"ours": partial(run, case.ours, case.tensors)}
             is_slow = isinstance(case, Scan) and run is train
-            if has_peer and not (is_slow and chosen.without_training_scans):
-                calls["theirs"] = partial(run, case.theirs, case.tensors)
-            times = interleave(calls, 1 if is_slow and "theirs" in calls else chosen.rounds)
+            for peer, function in functions.items():
+                is_left = is_slow and chosen.without_training_scans and peer == "transformers"
+                if function is not None and not is_left:
+                    calls[peer] = partial(run, function, case.tensors)
+            times = interleave(calls, 1 if is_slow and "transformers" in calls else chosen.rounds)
             medians = {name: 1e3 * statistics.median(samples) for name, samples in times.items()}
             ours = medians["ours"]
             share = case.operations / (ours / 1e3) / fastest if run is infer else 0
-            theirs = medians.get("theirs")
             cells = [case.title, run.__name__, f"{ours:.3g}", f"{share:.2f}" if share else ""]
-            cells += ["", ""] if theirs is None else [f"{theirs:.4g}", f"{theirs / ours:.1f}"]
+            for peer in peers:
+                other = medians.get(peer)
+                cells += ["", ""] if other is None else [f"{other:.4g}", f"{other / ours:.1f}"]
             print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -74,6 +74,41 @@ def test_the_search_finds_a_name_first(
         assert found.problems() == []
 
 
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        ("last state", "recipes"),
+        ("loss without a mask", "recipes"),
+        ("DataLoader", "recipes"),
+        ("DDP", "recipes"),
+        ("pack_padded_sequence", "api/packing"),
+        ("own cell", "add-a-cell"),
+        ("export ONNX", "deploy"),
+        ("int8", "deploy"),
+        ("save model", "deploy"),
+        ("early stopping", "training"),
+        ("class weights", "training"),
+        ("forecast", "tasks"),
+        ("text classification", "tasks"),
+        ("missing values", "data-formats"),
+        ("CSV", "data-formats"),
+        ("Keras", "weights"),
+        ("Lightning", "works-with"),
+        ("streaming", "streams"),
+        ("GPU", "on-a-gpu"),
+        ("install without a compiler", "install"),
+    ],
+)
+def test_the_search_answers_a_question_in_its_first_results(
+    browser: Browser, address: str, query: str, name: str
+) -> None:
+    with visit(browser, f"{address}/search.html?q={query}") as found:
+        links = found.page.locator("#search-results li > a")
+        found.page.get_by_text("Search finished").wait_for(timeout=10_000)
+        pages = [link.get_attribute("href") for link in links.all()[:3]]
+        assert f"{name}.html" in {str(page).partition("#")[0] for page in pages}
+
+
 def test_a_button_copies_code_without_prompts_and_results(browser: Browser, address: str) -> None:
     with visit(browser, f"{address}/start.html") as start:
         start.page.context.grant_permissions(["clipboard-read", "clipboard-write"])

@@ -281,9 +281,11 @@ def predict(
     forecast has a row per sequence and step, with its time if the data has times. With a
     prediction per element, as for the task tag, CSV has a row per element, and other formats one
     list per sequence, with the words. For transcribe they are the text, its log-probability and the
-    first and last step of each label. With --on-bad-row skip, predictions.skipped.jsonl lists the
-    rows that are missing from predictions.csv. A .csv keeps texts unchanged, also those that a
-    spreadsheet executes, such as =1+1; to prevent this, pass --escape-formulas, or write .parquet.
+    first and last step of each label.
+
+    With --on-bad-row skip, predictions.skipped.jsonl lists the rows that are missing from
+    predictions.csv. A .csv keeps texts unchanged, also those that a spreadsheet executes, such as
+    =1+1; to prevent this, pass --escape-formulas, or write .parquet.
 
     For example:
 
