@@ -350,3 +350,12 @@ def test_pieces_that_could_be_read_either_way_are_read_as_those_before(tmp_path:
     assert found.targets is not None
     assert found.targets.per_element
     assert found.targets.values.tolist() == [[n] for each in numbers for n in each]
+
+
+def test_an_arrow_file_of_elements_without_rows_is_refused(tmp_path: Path) -> None:
+    columns = {"id": pa.array([], pa.string()), "x": pa.array([], pa.float64())}
+    with pa.ipc.new_file(tmp_path / "data.arrow", pa.table(columns).schema) as writer:
+        writer.write_table(pa.table(columns))
+    with pytest.raises(DataError, match="got no rows"):
+        convert(tmp_path / "data.arrow", tmp_path / "converted", Columns(id="id", features=("x",), need_labels=False))
+    assert not (tmp_path / "converted").exists()

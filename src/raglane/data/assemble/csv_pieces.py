@@ -32,6 +32,7 @@ from raglane.data.sources.csv import (
     plain_tables,
     table_of,
 )
+from raglane.data.sources.files import data_error
 from raglane.data.sources.lines import Start
 from raglane.data.typed.column import Column, Written, concatenated
 
@@ -87,6 +88,8 @@ def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> 
         count = len(next(iter(table.values())))
         yield _series_piece(path, table, columns, roles, np.arange(count))
         return
+    if not _count(table):
+        raise data_error(path, "no rows", "a file with at least one sequence", "check the file")
     ids = joined_ids([table[name].words() for name in roles.id])
     codes, different = Written(ids).codes()
     order = np.argsort(codes, kind="stable")
