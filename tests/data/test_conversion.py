@@ -357,5 +357,9 @@ def test_an_arrow_file_of_elements_without_rows_is_refused(tmp_path: Path) -> No
     with pa.ipc.new_file(tmp_path / "data.arrow", pa.table(columns).schema) as writer:
         writer.write_table(pa.table(columns))
     with pytest.raises(DataError, match="got no rows"):
-        convert(tmp_path / "data.arrow", tmp_path / "converted", Columns(id="id", features=("x",), need_labels=False))
+        convert(
+            tmp_path / "data.arrow",
+            tmp_path / "converted",
+            Columns(id="id", features=("x",), need_labels=False),
+        )
     assert not (tmp_path / "converted").exists()

@@ -235,3 +235,10 @@ def test_backtests_from_several_origins() -> None:
     assert evaluate(run.saved, records, horizon=30, backtests=9).measured.table[0]["step"] == 1
     with pytest.raises(ArgumentError, match="backtests must be 1 for forecasts of one step, got 2"):
         run.evaluate([_WAVE], backtests=2)
+
+
+def test_a_language_model_is_not_evaluated_by_a_horizon() -> None:
+    run = rl.fit(["a b c d", "b c d a"] * 4, task="language", epochs=1, progress=False)
+    rule = "horizon must be left out in an evaluation except for the task forecast, got 2"
+    with pytest.raises(ArgumentError, match=rule):
+        run.evaluate(["a b c d"], horizon=2)

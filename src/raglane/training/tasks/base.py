@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raglane.data.dataset import Dataset
 from raglane.data.prepare.preprocess import Preprocessor
+from raglane.errors import ArgumentError
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.settings import ModelSettings
@@ -179,7 +180,11 @@ class Task(ABC):
         return []
 
     def ahead(
-        self, model: Any, batches: Iterable[Ragged], horizon: int, origins: int = 1
+        self,
+        model: Any,  # noqa: ARG002
+        batches: Iterable[Ragged],  # noqa: ARG002
+        horizon: int,
+        origins: int = 1,  # noqa: ARG002
     ) -> tuple[dict[str, Any], ...]:
         """Return the errors per step of forecasts of the last ``horizon`` elements of each
         sequence, as table rows.
@@ -192,9 +197,11 @@ class Task(ABC):
                 before the next.
 
         Raises:
+            ArgumentError: the task does not forecast.
             DataError: no sequence is long enough.
         """
-        raise NotImplementedError
+        rule = "left out in an evaluation except for the task forecast"
+        raise ArgumentError("horizon", f"{horizon}", rule, "leave it out")
 
     def tune(self, model: Any, answers: list[Tensor], batches: list[Batch]) -> None:  # noqa: B027
         """Set the buffers of the model that ``kept`` names by its outputs for the validation data.
