@@ -79,11 +79,11 @@ def _by_month(days: _Dates, count: int) -> _Dates | None:
         return None
     numbers = (days - months.astype("datetime64[D]")).astype(np.int64) + 1
     lasts = _lengths_of(months)
-    wanted = 31 if (numbers == lasts).all() else int(numbers.max())
-    if (numbers != np.minimum(wanted, lasts)).any():
+    day = 31 if (numbers == lasts).all() else int(numbers.max())
+    if (numbers != np.minimum(day, lasts)).any():
         return None
     after = months[-1] + int(steps[0]) * np.arange(1, count + 1)
-    added = np.minimum(wanted, _lengths_of(after)) - 1
+    added = np.minimum(day, _lengths_of(after)) - 1
     result: _Dates = after.astype("datetime64[D]") + added
     return result
 
