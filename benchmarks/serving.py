@@ -37,7 +37,7 @@ from voice_activity import CONTEXT, FRAME, Detector
 import raglane as rl
 from raglane.planner.machine import cpu_name
 from raglane.serve import Client, Engine
-from raglane.serve.streams import Stream
+from raglane.streams import Stream
 
 COUNTS = (1, 64, 1000)
 STATES = (CONTEXT, 128, 128)

@@ -94,7 +94,7 @@ _HOMES = {
 }
 _MODULES = (
     *("cells", "data", "distributions", "errors", "export", "lens", "nn", "packing", "plot"),
-    *("schedules", "serve", "sklearn", "testing", "training", "transduction"),
+    *("schedules", "serve", "sklearn", "streams", "testing", "training", "transduction"),
 )
 
 

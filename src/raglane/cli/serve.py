@@ -257,7 +257,7 @@ def _engine(spec: str, **settings: Any) -> Any:
     """Return an engine of the layer or module that a function returns."""
     from torch import nn
 
-    from raglane.serve.engine import Engine
+    from raglane.streams.engine import Engine
 
     module_name, _, function_name = spec.partition(":")
     # As for python -m, modules in the current folder can be imported.

@@ -39,6 +39,7 @@ from raglane.training.stored import reading
 
 if TYPE_CHECKING:
     from raglane.export import Exported
+    from raglane.runs.stream_frames import RunFrames
 
 
 # Replaces the folder in messages about a pickled run.
@@ -138,6 +139,12 @@ class Run:
     def __reduce__(self) -> tuple[Any, ...]:
         files = model_files(self.model, self.preprocessor, self.saved.columns)
         return _from_files, (files, self.notes, named_code(self.model.config.cell))
+
+    def _stream_frames(self, dtype: torch.dtype | None, passes_nan: bool) -> RunFrames:
+        """Return the stages of the run, and its frames and results, to an engine."""
+        from raglane.runs.stream_frames import RunFrames
+
+        return RunFrames(self.saved, dtype, passes_nan)
 
     @property
     def model(self) -> SequenceModel:

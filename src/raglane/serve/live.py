@@ -17,9 +17,9 @@ from torch import Tensor
 
 from raglane._utils.messages import quote, shorten
 from raglane.errors import BusyError, ClosedError, RaglaneError
-from raglane.serve.engine import Engine
 from raglane.serve.served import Served
-from raglane.serve.streams import AsyncStream, Stream
+from raglane.streams.engine import Engine
+from raglane.streams.stream import AsyncStream, Stream
 
 _LONGEST_REASON = 120  # bytes of the reason in a close frame, of 123
 _SWEEP = 1.0  # seconds between searches for sequences whose streams were idle

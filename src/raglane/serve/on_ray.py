@@ -9,7 +9,7 @@ from typing import Any
 
 from raglane._utils.messages import require
 from raglane.errors import ArgumentTypeError, ClosedError
-from raglane.serve.engine import Engine
+from raglane.streams.engine import Engine
 
 _ROUTER = "ray.serve.experimental.consistent_hash_router"
 _MOST = (

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from raglane.errors import BusyError
-from raglane.serve.engine import Engine
-from raglane.serve.queues import Integers
-from raglane.serve.streams import Stream
+from raglane.streams.engine import Engine
+from raglane.streams.queues import Integers
+from raglane.streams.stream import Stream
 
 SPACING = 0.004
 """The least seconds between two rounds: frames that arrive within it share a step. The first frame

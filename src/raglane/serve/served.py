@@ -22,9 +22,9 @@ from raglane.data.sources.frames import arrow_errors
 from raglane.errors import ArgumentError, BusyError, DispatchError, ShapeError
 from raglane.kernels.cpu.prepared import as_array
 from raglane.ragged import Ragged
-from raglane.serve.engine import Engine
-from raglane.serve.frames import numbers
 from raglane.serve.rounds import Rounds
+from raglane.streams.engine import Engine
+from raglane.streams.frames import numbers
 from raglane.training.stored import finite
 
 DATATYPES = {

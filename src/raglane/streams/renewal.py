@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raglane._utils.checks import check_whole
 from raglane.errors import ArgumentError, CheckpointError
-from raglane.serve.queues import Integers
+from raglane.streams.queues import Integers
 
 
 class Parts(NamedTuple):

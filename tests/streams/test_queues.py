@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raglane.kernels.cpu.prepared import as_array
-from raglane.serve.queues import RowQueues
+from raglane.streams.queues import RowQueues
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -27,12 +27,12 @@ from raglane._utils.messages import count_of, quote
 from raglane.errors import ArgumentError, ArgumentTypeError, BusyError, ClosedError, ShapeError
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
-from raglane.serve.frames import Frames, frames_of
-from raglane.serve.queues import Integers, RowQueues
-from raglane.serve.renewal import renewal
-from raglane.serve.stages import digest_of
-from raglane.serve.states import packed, unpacked
-from raglane.serve.streams import AsyncStream, Stream, Waiters
+from raglane.streams.frames import Frames, frames_of
+from raglane.streams.queues import Integers, RowQueues
+from raglane.streams.renewal import renewal
+from raglane.streams.stages import digest_of
+from raglane.streams.states import packed, unpacked
+from raglane.streams.stream import AsyncStream, Stream, Waiters
 
 _MEASUREMENTS = 4096  # for statistics
 _MOST_THREADS = 4096  # that the kernels accept
@@ -189,7 +189,7 @@ class Engine:
         """Open a stream.
 
         Args:
-            state: of :meth:`raglane.serve.streams.Stream.state`, of this or another engine with the
+            state: of :meth:`raglane.streams.Stream.state`, of this or another engine with the
                 same model; None for a new sequence.
 
         Raises:
@@ -337,11 +337,11 @@ class Engine:
 
     def push(self, streams: Sequence[Stream], frames: Any) -> None:
         """Queue one frame for each of many streams, in less time than
-        :meth:`raglane.serve.streams.Stream.push` of each.
+        :meth:`raglane.streams.Stream.push` of each.
 
         Args:
             streams: different open streams of this engine.
-            frames: ``(len(streams), *features)``, as for :meth:`raglane.serve.streams.Stream.push`.
+            frames: ``(len(streams), *features)``, as for :meth:`raglane.streams.Stream.push`.
 
         Raises:
             BusyError: the queue of a stream is full; no frame was added.
@@ -378,7 +378,7 @@ class Engine:
 
     def pull(self, streams: Sequence[Stream]) -> Tensor:
         """Return one result of each of many streams, ``(len(streams), *features)``; see
-        :meth:`raglane.serve.streams.Stream.pull`.
+        :meth:`raglane.streams.Stream.pull`.
 
         Args:
             streams: different open streams of this engine, each with a result.
@@ -692,7 +692,7 @@ class Engine:
         """Return results of a run as the columns of :meth:`raglane.Run.predict`, an entry per row.
 
         Args:
-            rows: of :meth:`raglane.serve.streams.Stream.pull`.
+            rows: of :meth:`raglane.streams.Stream.pull`.
             **options: ``probabilities`` and ``top``, as in :meth:`raglane.Run.predict`.
 
         Raises:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 import raglane as rl
 from raglane.errors import ShapeError
+from raglane.nn.embeddings import with_dropout
 from raglane.serve import Engine
-from raglane.serve.streams import Stream
-from raglane.training.embeddings import with_dropout
+from raglane.streams import Stream
 from served_models import LAYERS, MODELS, made
 
 

@@ -181,11 +181,11 @@ class AsyncStream:
         self.stream.close()
 
     def push(self, frames: Any) -> None:
-        """See :meth:`raglane.serve.streams.Stream.push`."""
+        """See :meth:`raglane.streams.Stream.push`."""
         self.stream.push(frames)
 
     async def pull(self, max_items: int | None = None) -> Tensor:
-        """Return at least one result; see :meth:`raglane.serve.streams.Stream.pull`."""
+        """Return at least one result; see :meth:`raglane.streams.Stream.pull`."""
         while True:
             future = asyncio.get_running_loop().create_future()
             rows: Tensor = self._engine._pull(self.stream, max_items, future)

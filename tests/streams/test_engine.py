@@ -28,7 +28,7 @@ from raglane.errors import (
     ShapeError,
 )
 from raglane.serve import Engine
-from raglane.serve.streams import Stream
+from raglane.streams import Stream
 from served_models import engine_of
 
 

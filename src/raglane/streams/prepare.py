@@ -24,6 +24,7 @@ from raglane._utils.checks import check_count, check_unchanged
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, RaglaneError
 from raglane.kernels.cpu.prepared import Runner
+from raglane.nn.embeddings import Mixed
 from raglane.nn.pooling import AttentionPooling, Pooling, running
 from raglane.nn.recurrent.packed_weights import packed_weights
 from raglane.nn.recurrent.stack import Stack
@@ -33,9 +34,8 @@ from raglane.programs.rules import RULES
 from raglane.programs.step import default_modes, replaced
 from raglane.programs.trace import Trace, Tracer, rows_for
 from raglane.ragged import Ragged
-from raglane.serve.stages import Stage, digest_of, layer_stages, lookup_stage, program_stage
-from raglane.serve.stateful import CELLS, as_cell, states_of_forward
-from raglane.training.embeddings import Mixed
+from raglane.streams.stages import Stage, digest_of, layer_stages, lookup_stage, program_stage
+from raglane.streams.stateful import CELLS, as_cell, states_of_forward
 
 P = ParamSpec("P")
 R = TypeVar("R")
