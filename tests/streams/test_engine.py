@@ -205,7 +205,7 @@ def test_a_step_that_fails_is_reported_by_every_use(monkeypatch: pytest.MonkeyPa
     def fail(*_: Any) -> None:
         raise MemoryError("none left")
 
-    monkeypatch.setattr(engine._runner, "run", fail)
+    monkeypatch.setattr(engine._stepper.runner, "run", fail)
     with pytest.raises(MemoryError):
         engine.step()
     _every_use_raises(engine, stream, "none left")
@@ -244,8 +244,8 @@ def test_results_without_memory_end_the_engine(monkeypatch: pytest.MonkeyPatch) 
     def fail(*_: Any) -> None:
         raise MemoryError("no room for results")
 
-    monkeypatch.setattr(engine._results, "append", fail)
-    monkeypatch.setattr(engine._results, "extend", fail)
+    monkeypatch.setattr(engine._slots.results, "append", fail)
+    monkeypatch.setattr(engine._slots.results, "extend", fail)
     with pytest.raises(MemoryError):
         engine.step()
     _every_use_raises(engine, stream, "no room for results")
@@ -310,7 +310,7 @@ def test_an_interrupt_ends_only_the_streams_of_its_step(monkeypatch: pytest.Monk
         raise KeyboardInterrupt
 
     with monkeypatch.context() as during:
-        during.setattr(engine._runner, "run", interrupt)
+        during.setattr(engine._stepper.runner, "run", interrupt)
         with pytest.raises(KeyboardInterrupt):
             engine.step()
     with pytest.raises(ClosedError, match="its states are incomplete"):
@@ -337,7 +337,7 @@ def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.M
         first.push(frames[:2])
         engine.step()
         state = first.state()
-    gone, read, plain = engine.open(), engine.open(), engine._runner.run
+    gone, read, plain = engine.open(), engine.open(), engine._stepper.runner.run
     engine.push([gone, read], frames[:2])
     reading = Thread(target=lambda: states.append(read.state()))
 
@@ -351,7 +351,7 @@ def test_a_stream_that_opens_during_a_step_keeps_its_state(monkeypatch: pytest.M
         plain(*sizes)
 
     with monkeypatch.context() as during:
-        during.setattr(engine._runner, "run", run)
+        during.setattr(engine._stepper.runner, "run", run)
         engine.step()
     reading.join()
     assert states == [read.state()]
@@ -365,11 +365,13 @@ def test_a_reset_during_a_step_discards_only_its_results(
     counts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, frames = engine_of(max_streams=3), [torch.randn(count, 3) for count in counts]
-    streams, plain = [engine.open() for _ in counts], engine._runner.run
+    streams, plain = [engine.open() for _ in counts], engine._stepper.runner.run
     for stream, part in zip(streams, frames, strict=True):
         stream.push(part)
     with monkeypatch.context() as during:
-        during.setattr(engine._runner, "run", lambda *sizes: (plain(*sizes), streams[0].reset()))
+        during.setattr(
+            engine._stepper.runner, "run", lambda *sizes: (plain(*sizes), streams[0].reset())
+        )
         engine.step()
     streams[0].push(frames[0])
     engine.step()
@@ -504,7 +506,7 @@ def test_idle_streams_are_closed() -> None:
     engine = engine_of(idle=0.01, on_idle=lambda _: engine.stop())
     stream = engine.start().open()
     until = time.monotonic() + 60
-    while engine._thread is not None:
+    while engine._driver.is_running:
         assert time.monotonic() < until
     assert stream.closed
     engine.open()
@@ -518,10 +520,10 @@ def test_every_use_keeps_a_stream_open_and_wakes_the_engine() -> None:
         (partial(engine.push, [stream]), partial(engine.pull, [stream])),
     ):
         for use in (partial(push, frame), pull):
-            engine._touched[:] = -np.inf
-            engine._wake.clear()
+            engine._slots._touched[:] = -np.inf
+            engine._driver.event.clear()
             use()
-            assert (engine._wake.is_set(), engine.expire(3600.0)) == (True, 0)
+            assert (engine._driver.event.is_set(), engine.expire(3600.0)) == (True, 0)
             engine.step()
 
 

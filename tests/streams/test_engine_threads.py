@@ -17,13 +17,13 @@ from served_models import engine_of
 
 def test_a_stop_while_the_engine_begins_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, before = engine_of(), {*threading.enumerate()}
-    clear = engine._wake.clear
+    clear = engine._driver.event.clear
 
     def stop_and_clear() -> None:
         engine.stop()
         clear()
 
-    monkeypatch.setattr(engine._wake, "clear", stop_and_clear)
+    monkeypatch.setattr(engine._driver.event, "clear", stop_and_clear)
     engine.start()
     for thread in {*threading.enumerate()} - before:
         thread.join(60)
@@ -68,7 +68,7 @@ def test_a_pull_wakes_an_engine_that_waits_for_space() -> None:
     with engine, engine.open() as stream:
         for part in frames.split(4):
             stream.push(part)
-            while stream.ready < 4 or engine._wake.is_set():
+            while stream.ready < 4 or engine._driver.event.is_set():
                 assert time.monotonic() < until
         while sum(map(len, outputs)) < 8:
             assert time.monotonic() < until
@@ -146,7 +146,7 @@ def test_tasks_that_are_gone_do_not_keep_others_waiting() -> None:
         last = asyncio.ensure_future(stream.pull())
         await asyncio.sleep(0)
         last.cancel()
-        assert len(engine._waiters._waiting[0]) == 2
+        assert len(engine._slots.waiters._waiting[0]) == 2
         stream.push(frame)
         engine.step()
         assert (await asyncio.wait_for(waiting, 60)).shape == (1, 4)
@@ -163,7 +163,7 @@ def test_a_waiting_task_sees_that_a_step_failed(
     own_thread: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_of()
-    monkeypatch.setattr(engine._runner, "run", lambda *_: 1 / 0)
+    monkeypatch.setattr(engine._stepper.runner, "run", lambda *_: 1 / 0)
 
     async def client() -> None:
         waiting = asyncio.ensure_future(engine.stream().pull())

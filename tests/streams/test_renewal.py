@@ -129,14 +129,14 @@ def test_a_reset_during_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
         stream.push(frames[:length])
         while stream.queued > WARM_UP:
             engine.step()
-        run = engine._runner.run
+        run = engine._stepper.runner.run
 
         def interrupted(*sizes: int, stream: Any = stream, run: Any = run) -> None:
             run(*sizes)
             stream.reset()
 
         with monkeypatch.context() as patch:
-            patch.setattr(engine._runner, "run", interrupted)
+            patch.setattr(engine._stepper.runner, "run", interrupted)
             if not engine.step():
                 stream.reset()
         stream.push(frames.repeat(3, 1))

@@ -325,7 +325,7 @@ class Rounds:
 
     def expire(self) -> None:
         """Close idle streams, and tell their owners."""
-        if self.engine.idle is not None and self.engine._error is None and self.engine.expire():
+        if self.engine.idle is not None and self.engine.works and self.engine.expire():
             for slot, lane in enumerate(self._lanes):
                 if lane is not None and lane.stream.closed:
                     self._lanes[slot] = None

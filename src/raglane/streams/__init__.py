@@ -1,9 +1,11 @@
 """Live streams: one engine holds a model and the states of thousands of streams.
 
 prepare.py and stages.py turn a model into stages, stateful.py a model with its state as an argument
-into a cell; frames.py has the frames that streams accept. queues.py holds the frames and results of
-streams, states.py their states as bytes; engine.py steps them, renewal.py has the streams without an
-end, and stream.py is their interface, also for asyncio.
+into a cell; frames.py has the frames that streams accept. engine.py is the engine, and stream.py the
+streams that it opens, also for asyncio. slots.py has what the slot of a stream is doing, with the
+queues of queues.py; pools.py has the states of all slots, states.py one as bytes, and renewal.py
+streams without an end. steps.py runs the frames of ready slots, which driver.py calls, and
+statistics.py counts.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, runtime_checkable
@@ -36,7 +35,7 @@ class Frames:
         self.prepared = prepared
         self._passes_nan = passes_nan
         self._passes_infinite = passes_infinite or passes_nan
-        self.width = math.prod(prepared.features)
+        self.width = prepared.width
         self.one = (1, self.width)  # the shape of one frame
         self.names: tuple[Any, ...] = ()  # of a run, the meaning of frames and results
         self.plain = _PLAIN.get(prepared.dtype) if len(prepared.features) == 1 else None

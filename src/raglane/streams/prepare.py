@@ -58,6 +58,16 @@ class Prepared:
     digest: bytes
 
     @property
+    def width(self) -> int:
+        """The numbers of an element."""
+        return math.prod(self.features)
+
+    @property
+    def output_width(self) -> int:
+        """The numbers of a result."""
+        return math.prod(self.output_features)
+
+    @property
     def starts(self) -> tuple[Tensor, ...]:
         """The first states of a stream, in the order of the pools."""
         return tuple([start for stage in self.stages for start in stage.starts])
@@ -75,7 +85,7 @@ class Prepared:
     def runner(self, pools: list[list[Tensor]], threads: int | None = None) -> Runner:
         """Return a runner of the stages; ``rows[self.output]`` is its result."""
         stages = [(stage.kernel, stage.reads) for stage in self.stages]
-        return Runner(stages, math.prod(self.features), self.dtype, pools, threads)
+        return Runner(stages, self.width, self.dtype, pools, threads)
 
     def run_whole(self, rows: Tensor, offsets: Tensor, threads: int | None = None) -> Tensor:
         """Return the output of each row of whole sequences."""

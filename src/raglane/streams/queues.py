@@ -33,7 +33,7 @@ class RowQueues:
         self._left = 0  # the number of free rows, the first of ``_free``
         self._width = width
         self._dtype = dtype
-        self._rows = torch.empty(0, width, dtype=dtype, device="cpu")
+        self._rows = self.empty(0)
         self._next = self._runs = np.empty(0, np.int64)
         self._grow(0)
 
@@ -128,10 +128,14 @@ class RowQueues:
         """Remove the first rows of a queue."""
         if count == 1 and self._dtype is not torch.bfloat16:
             return torch.from_numpy(self.pop(slot)[None].copy())
-        rows = torch.empty(count, self._width, dtype=self._dtype, device="cpu")
+        rows = self.empty(count)
         if count:
             self.take(np.array([slot]), np.array([count]), rows)
         return rows
+
+    def empty(self, count: int) -> Tensor:
+        """Return memory for rows."""
+        return torch.empty(count, self._width, dtype=self._dtype, device="cpu")
 
     def drop(self, slot: int) -> int:
         """Empty a queue; return the number of its rows."""
@@ -161,7 +165,7 @@ class RowQueues:
         """Make room for ``count`` rows more."""
         before = len(self._free)
         size = max(_FIRST, 2 * before, before + count)
-        rows = torch.empty(size, self._width, dtype=self._dtype, device="cpu")
+        rows = self.empty(size)
         rows[:before] = self._rows
         self._rows = rows
         self._memory = as_array(rows)

@@ -52,12 +52,12 @@ class Stream:
     @property
     def queued(self) -> int:
         """The number of frames that wait for a step."""
-        return int(self._engine._frames.counts[self._open_slot()])
+        return int(self._engine._slots.frames.counts[self._open_slot()])
 
     @property
     def ready(self) -> int:
         """The number of results that were not pulled."""
-        return int(self._engine._results.counts[self._open_slot()])
+        return int(self._engine._slots.results.counts[self._open_slot()])
 
     def push(self, frames: Any) -> None:
         """Queue frames; they are copied.
@@ -102,22 +102,11 @@ class Stream:
         Raises:
             ClosedError: the stream is closed, or a step of the engine has raised.
         """
-        engine = self._engine
-        with engine._lock:
-            slot = self._open_slot()
-            engine._raise_failure()
-            engine._is_fresh[slot] = True
-            engine._ages[slot] = 0
-            engine._epochs[slot] += 1
-            engine._is_interrupted = engine._running
-            return int(engine._frames.drop(slot) + engine._results.drop(slot))
+        return self._engine._reset(self)
 
     def close(self) -> None:
         """Close the stream, and discard its frames and results; a closed one stays closed."""
-        engine = self._engine
-        with engine._lock:
-            if self._slot >= 0:
-                engine._close(self._slot)
+        self._engine._close(self)
 
 
 class Waiters:
