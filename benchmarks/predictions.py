@@ -37,13 +37,13 @@ import numpy as np
 import torch
 
 import raglane as rl
+from raglane.native.machine import cpu_name
 from raglane.planner import Plan, Row, calibration
 from raglane.planner.calibration import Calibration
-from raglane.planner.machine import cpu_name
 from raglane.planner.model import Way, at
 from raglane.planner.probe import Yardstick, make_batch, step_of
 from raglane.planner.rows import epoch_of
-from raglane.planner.words import range_in_words
+from raglane.planner.texts import range_in_words
 
 TORCH = ("LSTM", "GRU", "RNN")
 CELLS, HIDDEN = (*TORCH, "MinGRU", "IndRNN"), (64, 128, 256)

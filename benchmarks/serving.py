@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from voice_activity import CONTEXT, FRAME, Detector
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 from raglane.serve import Client, Engine
 from raglane.streams import Stream
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from raglane.planner import Plan, Row, words
+from raglane.planner import Plan, Row, texts
 from raglane.planner.rows import Ratio
 
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
@@ -56,7 +56,7 @@ def make_plan(
         "rows": tuple(rows),
         "best": best,
         "best_by_elements": best,
-        "why": words.why(best, rows, processes),
+        "why": texts.why(best, rows, processes),
         "others": others,
         "most_elements": 1_000_000,
         "most_bytes": None,

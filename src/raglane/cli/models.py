@@ -162,9 +162,9 @@ def report(
     that of the run; return the content of evaluation.json.
     """
     from raglane._utils.files import write_files
+    from raglane._utils.json import to_json
     from raglane.training import inference
     from raglane.training.folder import EVALUATION
-    from raglane.training.stored import to_json
 
     evaluation = inference.evaluate(saved, records, device=device, **(more or {}))
     name = "test" if is_short else "evaluation"

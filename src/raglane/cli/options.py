@@ -20,6 +20,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 import typer
 
 from raglane._utils.files import read_file
+from raglane._utils.json import checked, rule_of
 from raglane._utils.messages import flags, nearest, quote
 from raglane._utils.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.data import columns
@@ -27,7 +28,7 @@ from raglane.errors import ArgumentError
 from raglane.runs.sources import Source
 from raglane.training.own_cell import name_cell, named_choice
 from raglane.training.settings import Settings
-from raglane.training.stored import checked, new_word, rule_of
+from raglane.training.stored import new_word
 
 Given = Mapping[str, Any]
 """The options of a dataclass that were passed, by name; without those at their defaults."""

@@ -17,9 +17,9 @@ import torch
 
 from raglane._utils import caches
 from raglane.native.library import location
+from raglane.native.machine import facts
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import probe
-from raglane.planner.machine import facts
 from raglane.planner.model import Floats, Profile, Way, at, cast, features, fit
 from raglane.planner.probe import MODES, PROBES, peak_bytes
 

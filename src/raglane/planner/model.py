@@ -35,7 +35,7 @@ from torch import Tensor
 from raglane.errors import ArgumentTypeError, DispatchError
 from raglane.kernels.cpu.matrix import lanes_of
 from raglane.kernels.dispatch import BACKENDS, use_backend
-from raglane.nn.recurrent.accelerate import accelerate
+from raglane.nn.porting.accelerate import accelerate
 from raglane.nn.recurrent.explain import explain
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged

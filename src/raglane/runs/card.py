@@ -13,13 +13,13 @@ import numpy as np
 from raglane._utils.files import write_files
 from raglane._utils.messages import count_of, metric_words, shorten
 from raglane._utils.table import Table, escaped
+from raglane._utils.words import seconds_in_words
 from raglane.data.assemble.errors import attempt
 from raglane.data.dataset import Dataset
 from raglane.data.prepare.lengths import Distribution, summary
 from raglane.data.splitting import join_tokens
 from raglane.errors import DataError
-from raglane.planner import machine
-from raglane.planner.words import seconds_in_words
+from raglane.native import machine
 from raglane.report.figures import class_rows, curve_svg, lengths_svg, points, rows_svg
 from raglane.report.page import Block, Command, Matrix, Page, Part, picture
 from raglane.runs.advice import advise

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from raglane._utils.messages import count_of
-from raglane.planner.words import seconds_in_words
+from raglane._utils.words import seconds_in_words
 from raglane.runs.card import Parts
 from raglane.training.checkpoint import describe
 from raglane.training.job import Job

@@ -16,6 +16,7 @@ import torch
 
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import as_path
+from raglane._utils.json import checked, rule_of
 from raglane._utils.messages import nearest, quote, require
 from raglane._utils.options import options as described
 from raglane.data.dataset import Dataset
@@ -30,7 +31,6 @@ from raglane.training.job import TrainingResult
 from raglane.training.own_cell import name_cell
 from raglane.training.run import follow
 from raglane.training.settings import Settings
-from raglane.training.stored import checked, rule_of
 
 
 def fit(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import torch
 
 from raglane._utils.files import as_path, check_writable, write_folder
+from raglane._utils.json import reading
 from raglane._utils.messages import count_of, quote, quote_all
 from raglane.data.dataset import Dataset
 from raglane.data.prepare.preprocess import Preprocessor
@@ -35,7 +36,6 @@ from raglane.training.own_cell import NamedCode, named_code, take_code
 from raglane.training.results import Evaluation, Predictions
 from raglane.training.run import TrainingResult, load_description
 from raglane.training.state import load_progress
-from raglane.training.stored import reading
 
 if TYPE_CHECKING:
     from raglane.export import Exported

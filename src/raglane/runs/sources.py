@@ -330,8 +330,8 @@ class SavedSource:
     @classmethod
     def load(cls, run: Path, data: Mapping[str, Any]) -> SavedSource:
         """Validate the sources in run.json."""
+        from raglane._utils.json import build, reading
         from raglane.training.folder import DESCRIPTION
-        from raglane.training.stored import build, reading
 
         with reading(run / DESCRIPTION):
             saved = build(cls, data, "data")

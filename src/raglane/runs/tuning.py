@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from raglane._utils.files import put_folder, write_file
+from raglane._utils.json import checked, rule_of
 from raglane._utils.lock import locked, turn
 from raglane._utils.messages import argument, nearest, quote, require
 from raglane._utils.options import check_value, options
@@ -33,7 +34,6 @@ from raglane.training.job import identity
 from raglane.training.run import train
 from raglane.training.settings import Settings
 from raglane.training.state import Callback, TrainingState
-from raglane.training.stored import checked, rule_of
 
 STUDY = "study.db"
 """The database of a study."""

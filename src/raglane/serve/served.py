@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from raglane._utils.json import finite
 from raglane._utils.messages import quote
 from raglane.data.sources.frames import arrow_errors
 from raglane.errors import ArgumentError, BusyError, DispatchError, ShapeError
@@ -25,7 +26,6 @@ from raglane.ragged import Ragged
 from raglane.serve.rounds import Rounds
 from raglane.streams.engine import Engine
 from raglane.streams.frames import numbers
-from raglane.training.stored import finite
 
 DATATYPES = {
     torch.float32: "FP32",

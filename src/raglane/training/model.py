@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_count
+from raglane._utils.json import build
 from raglane._utils.messages import quote
 from raglane.data.prepare import seasons
 from raglane.data.prepare.preprocess import Preprocessor
@@ -27,7 +28,6 @@ from raglane.tasks import TASKS
 from raglane.training.decoders import DECODERS
 from raglane.training.own_cell import is_own, load_cell
 from raglane.training.settings import ModelSettings
-from raglane.training.stored import build
 from raglane.training.tasks import CLASSES
 
 # The positions of the two special tokens in the vocabulary.

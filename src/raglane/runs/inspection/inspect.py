@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from raglane._utils.json import finite, to_json
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane._utils.messages import count_of, first_of, quote, shorten
 from raglane._utils.table import aligned
@@ -28,17 +29,16 @@ from raglane.data.prepare.lengths import (
 )
 from raglane.data.prepare.statistics import FeatureCounts
 from raglane.data.store.conversion import Progress
+from raglane.native.machine import facts
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
-from raglane.planner.machine import facts
 from raglane.planner.rows import thin_out
-from raglane.planner.words import range_in_words
+from raglane.planner.texts import range_in_words
 from raglane.runs.configuration import words_of
 from raglane.runs.inspection.reading import Contents
 from raglane.runs.sources import Source
 from raglane.training.model import ModelConfig
 from raglane.training.settings import ModelSettings, Settings
-from raglane.training.stored import finite, to_json
 
 ORDERS = {
     "random": EpochOrder.random(),

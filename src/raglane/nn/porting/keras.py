@@ -9,8 +9,7 @@ import torch
 
 from raglane._utils.checks import read_values
 from raglane.errors import ArgumentError, ShapeError
-from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.porting.arrays import (
+from raglane.nn.porting.arrays import (
     BACKWARDS,
     KINDS,
     Z_R_N,
@@ -20,6 +19,7 @@ from raglane.nn.recurrent.porting.arrays import (
     matrix_of,
     ordered,
 )
+from raglane.nn.recurrent.layer import RecurrentLayer
 
 
 def of_arrays(arrays: Sequence[Any], kind: str) -> RecurrentLayer:

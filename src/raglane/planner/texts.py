@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, YELLOW, frame
+from raglane._utils.words import bytes_in_words, seconds_in_words
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Profile
 from raglane.planner.rows import LEAST, Row, epoch_of, thin_out
@@ -58,15 +59,6 @@ _STYLES = {
 _TICKS = (1e-4, 1e-3, 1e-2, 0.1, 1, 10, 60, 600, 3600, 36000, 360000)
 
 
-def seconds_in_words(seconds: float) -> str:
-    """Return a time with two or three digits and its unit."""
-    for unit, size, digits in (("h", 3600, 1), ("min", 60, 1), ("s", 1, 2)):
-        if seconds >= size:
-            return f"{seconds / size:.{digits}f} {unit}"
-    milliseconds = 1000 * seconds
-    return f"{milliseconds:.1f} ms" if milliseconds >= 10 else f"{milliseconds:.2f} ms"
-
-
 def range_in_words(ends: tuple[float, float]) -> str:
     """Return an interval of times, rounded outwards to two significant digits, in the unit of its
     longer one.
@@ -80,14 +72,6 @@ def range_in_words(ends: tuple[float, float]) -> str:
         # Rounded to 6 digits before, because 1.1 / 0.1 exceeds 11.
         texts.append(f"{round(rounded(round(number / step, 6)) * step, 12):,g}")
     return f"{' to '.join(texts)} {unit}"
-
-
-def bytes_in_words(count: float) -> str:
-    """Return a number of bytes with its unit."""
-    for unit, size in (("GB", 2**30), ("MB", 2**20)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{max(1, round(count / 2**10))} KB"
 
 
 def fields(row: Row) -> tuple[str, ...]:

@@ -15,8 +15,8 @@ import torch
 
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, RaglaneError
-from raglane.nn.recurrent.porting.onnx_file import Graph, Message, Node
-from raglane.nn.recurrent.porting.onnx_rules import (
+from raglane.nn.porting.onnx_file import Graph, Message, Node
+from raglane.nn.porting.onnx_rules import (
     RULES,
     Call,
     Constant,

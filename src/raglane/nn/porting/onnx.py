@@ -11,9 +11,7 @@ from torch import Tensor
 
 from raglane._utils.messages import quote, quote_all
 from raglane.errors import ArgumentError, ShapeError
-from raglane.nn.recurrent.cell_layers import CoupledLSTM, PeepholeLSTM
-from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.porting.arrays import (
+from raglane.nn.porting.arrays import (
     BACKWARDS,
     Z_R_N,
     Arrays,
@@ -21,9 +19,11 @@ from raglane.nn.recurrent.porting.arrays import (
     layer_of,
     ordered,
 )
-from raglane.nn.recurrent.porting.onnx_file import Graph, Node, read_graph
-from raglane.nn.recurrent.porting.onnx_rules import Constant
-from raglane.nn.recurrent.porting.onnx_values import Computed, Times, Values
+from raglane.nn.porting.onnx_file import Graph, Node, read_graph
+from raglane.nn.porting.onnx_rules import Constant
+from raglane.nn.porting.onnx_values import Computed, Times, Values
+from raglane.nn.recurrent.cell_layers import CoupledLSTM, PeepholeLSTM
+from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 
 _ACTIVATIONS = {"LSTM": ["sigmoid", "tanh", "tanh"], "GRU": ["sigmoid", "tanh"], "RNN": ["tanh"]}

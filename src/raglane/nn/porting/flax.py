@@ -11,8 +11,8 @@ from torch import Tensor
 from raglane._utils.checks import check_choice, read_values
 from raglane._utils.messages import quote_all
 from raglane.errors import ArgumentError, ShapeError
+from raglane.nn.porting.arrays import KINDS, Arrays, layer_of, matrix_of
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.porting.arrays import KINDS, Arrays, layer_of, matrix_of
 
 _DIRECTIONS = ("forward_rnn", "backward_rnn")
 # The letters of the gates, in our order, by kind of cell.

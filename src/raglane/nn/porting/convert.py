@@ -11,12 +11,12 @@ import torch
 from raglane._utils.checks import check_choice
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError
+from raglane.nn.porting.arrays import KINDS
+from raglane.nn.porting.flax import of_flax
+from raglane.nn.porting.keras import of_arrays, of_keras
+from raglane.nn.porting.onnx import of_onnx
+from raglane.nn.porting.xlstm import of_slstm
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.porting.arrays import KINDS
-from raglane.nn.recurrent.porting.flax import of_flax
-from raglane.nn.recurrent.porting.keras import of_arrays, of_keras
-from raglane.nn.recurrent.porting.onnx import of_onnx
-from raglane.nn.recurrent.porting.xlstm import of_slstm
 
 
 def import_layer(

@@ -19,9 +19,9 @@ from raglane.cells import SLSTM, CellSpec
 from raglane.cells.slstm import SLSTMWeights
 from raglane.errors import ArgumentTypeError
 from raglane.native import missing_kernels
-from raglane.nn.recurrent.episodes import base_of_model
+from raglane.nn.porting.episodes import base_of_model
+from raglane.nn.porting.xlstm import slstm_weights
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.porting.xlstm import slstm_weights
 from raglane.nn.recurrent.stack import OPTIONS
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
 from raglane.nn.swapped.base import Mixer

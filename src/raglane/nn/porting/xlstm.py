@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane.nn.porting.arrays import check_option, dtype_of, filled
 from raglane.nn.recurrent.cell_layers import SLSTM
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.recurrent.porting.arrays import check_option, dtype_of, filled
 
 
 def slstm_weights(kernel: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
