@@ -13,7 +13,7 @@ import raglane as rl
 from planner.made_up import ROW, Measured, make_up, seen
 from raglane._utils.words import bytes_in_words, seconds_in_words
 from raglane.planner import Plan, advice, probe, texts
-from raglane.planner.model import Floats, Way
+from raglane.planner.model import Floats, LayerWay
 from raglane.planner.rows import Ratio
 
 LENGTHS = [3, 5, 8, 2, 13, 1, 0, 9] * 33
@@ -103,7 +103,7 @@ def test_a_sample_stands_for_all(machine: list[Measured]) -> None:
     row = next(
         row
         for row in _plan(lengths, batch_sizes=[8]).rows
-        if row.way == Way("cpu", "lanes", "float32", 1)
+        if row.way == LayerWay("cpu", "lanes", "float32", 1)
     )
     assert row.elements == pytest.approx(400_000, rel=0.01)
     assert row.batches == pytest.approx(12_500, rel=0.3)
@@ -118,7 +118,7 @@ def test_a_sample_stands_for_all(machine: list[Measured]) -> None:
 
 @pytest.mark.usefixtures("measured")
 def test_the_simpler_of_equally_fast_settings_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def flat(way: Way, mode: str) -> Floats:
+    def flat(way: LayerWay, mode: str) -> Floats:
         """The time depends only on the number of elements."""
         found = seen(way, torch.tensor([2, 1])) * 0
         places = [5, 14] if (way.backend, way.schedule) == ("torch", "packed") else 5

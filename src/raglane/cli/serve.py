@@ -360,7 +360,7 @@ def _run(app: FastAPI, listener: socket.socket, drain: float, started: Any) -> i
 
     from raglane.serve.app import settings
 
-    class Server(uvicorn.Server):
+    class DrainingServer(uvicorn.Server):
         code = 0
         draining: asyncio.Task[None] | None = None
 
@@ -396,6 +396,6 @@ def _run(app: FastAPI, listener: socket.socket, drain: float, started: Any) -> i
         timeout_graceful_shutdown=2,
         **settings(app),
     )
-    server = Server(config)
+    server = DrainingServer(config)
     server.run([listener])
     return server.code

@@ -38,13 +38,13 @@ _MOST = 2**31 - 1
 
 
 @dataclass
-class Loops(graph.Loops):
+class OnnxLoops(graph.Loops):
     """Runs the layers of a model while it is traced, and keeps the steps of its Scans."""
 
     steps: list[Step] = field(default_factory=list)
 
     def run_layer(self, layer: Request, table: Callable[[], Table]) -> Result | None:
-        """See :class:`raglane.kernels.graph.Loops`."""
+        """See :class:`raglane.kernels.graph.OnnxLoops`."""
         operator = None if layer.need_states else _operator_of(layer)
         return None if operator is None else _run_operator(operator, layer, table())
 
@@ -57,7 +57,7 @@ class Loops(graph.Loops):
         sizes: list[int],
         reverse: bool,
     ) -> list[Tensor]:
-        """See :class:`raglane.kernels.graph.Loops`."""
+        """See :class:`raglane.kernels.graph.OnnxLoops`."""
         self.steps.append(step)
         whole, padded = _with_a_row(table, state)
         results = torch.onnx.ops.symbolic_multi_out(
@@ -94,7 +94,7 @@ def _of_sequences(state: Tensor, before: Tensor) -> Tensor:
     return state.index_select(-2, torch.arange(before.shape[-2], device=state.device))
 
 
-class _Operator(NamedTuple):
+class _OnnxOperator(NamedTuple):
     """A recurrent operator of ONNX with the equations of a cell."""
 
     name: str
@@ -103,7 +103,7 @@ class _Operator(NamedTuple):
     attributes: dict[str, Any]
 
 
-def _operator_of(layer: Request) -> _Operator | None:
+def _operator_of(layer: Request) -> _OnnxOperator | None:
     """Return the operator with a layer's equations, or None."""
     cell = layer.cell
     make = _OPERATORS.get(type(cell))
@@ -118,20 +118,20 @@ def _operator_of(layer: Request) -> _Operator | None:
 
 # ONNX's LSTM has the gates i, o, f, c; ours i, f, g, o, or with coupled gates f, g, o. With
 # input_forget, ONNX's forget gate is 1 - i, which is f if i has the negated arguments of f.
-_OPERATORS: dict[type, Callable[[Any], _Operator | None]] = {
-    LSTM: lambda _: _Operator("LSTM", (0, 3, 1, 2), (1, 1, 1, 1), {}),
-    PeepholeLSTM: lambda _: _Operator("LSTM", (0, 3, 1, 2), (1, 1, 1, 1), {}),
-    CoupledLSTM: lambda _: _Operator("LSTM", (0, 2, 0, 1), (-1, 1, 1, 1), {"input_forget": 1}),
-    GRU: lambda cell: _Operator(
+_OPERATORS: dict[type, Callable[[Any], _OnnxOperator | None]] = {
+    LSTM: lambda _: _OnnxOperator("LSTM", (0, 3, 1, 2), (1, 1, 1, 1), {}),
+    PeepholeLSTM: lambda _: _OnnxOperator("LSTM", (0, 3, 1, 2), (1, 1, 1, 1), {}),
+    CoupledLSTM: lambda _: _OnnxOperator("LSTM", (0, 2, 0, 1), (-1, 1, 1, 1), {"input_forget": 1}),
+    GRU: lambda cell: _OnnxOperator(
         "GRU", (1, 0, 2), (1, 1, 1), {"linear_before_reset": int(cell._reset_after)}
     ),
-    Elman: lambda cell: _Operator(
+    Elman: lambda cell: _OnnxOperator(
         "RNN", (0,), (1,), {"activations": ["Tanh" if cell._activation is torch.tanh else "Relu"]}
     ),
 }
 
 
-def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
+def _run_operator(operator: _OnnxOperator, layer: Request, table: Table) -> Result:
     """Run a layer, in all its directions, as one node."""
     directions = layer.directions
     size = layer.sizes[0]
@@ -177,7 +177,7 @@ def _run_operator(operator: _Operator, layer: Request, table: Table) -> Result:
     return Result(table.flat(outputs) if layer.need_output else None, final, None)
 
 
-def _reorder(operator: _Operator, weight: Tensor) -> Tensor:
+def _reorder(operator: _OnnxOperator, weight: Tensor) -> Tensor:
     """Return the rows of the cell's gates in the operator's order."""
     return _in_order(weight, max(operator.gates) + 1, operator.gates, operator.signs)
 
@@ -194,7 +194,7 @@ def _in_order(weight: Tensor, count: int, gates: tuple[int, ...], signs: tuple[i
     )
 
 
-def _biases(operator: _Operator, weights: Any) -> Tensor:
+def _biases(operator: _OnnxOperator, weights: Any) -> Tensor:
     """Return both biases, concatenated; zeros without biases."""
     nothing = weights.input.new_zeros(weights.input.shape[0])
     both = [nothing if bias is None else bias for bias in (weights.input_bias, weights.hidden_bias)]

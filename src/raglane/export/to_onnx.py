@@ -20,7 +20,7 @@ from raglane._utils.messages import require
 from raglane._utils.tracing import for_onnx
 from raglane.errors import ExportError
 from raglane.export import operators
-from raglane.export.operators import OPSET, Loops
+from raglane.export.operators import OPSET, OnnxLoops
 from raglane.export.signature import Layout, Signature
 from raglane.export.tracing import ModuleTracker, check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees, in_runtime
@@ -135,7 +135,7 @@ def _sizes(shape: Any) -> list[str | int]:
 
 def _converted(model: nn.Module, signature: Signature) -> Any:
     """Return the model as an ``onnx`` program of torch with Scans."""
-    loops = Loops()
+    loops = OnnxLoops()
     is_wide = any(parameter.dtype is torch.float64 for parameter in model.parameters())
     with ModuleTracker(model) as tracker:
         with for_onnx():

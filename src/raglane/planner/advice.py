@@ -23,7 +23,7 @@ from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import calibration as calibrations
 from raglane.planner import texts
 from raglane.planner.calibration import Calibration
-from raglane.planner.model import Way, as_layer, thread_counts, ways_of
+from raglane.planner.model import LayerWay, as_layer, thread_counts, ways_of
 from raglane.planner.rows import (
     Ratio,
     Row,
@@ -279,7 +279,7 @@ def _dtypes(dtypes: Sequence[torch.dtype] | None) -> list[torch.dtype]:
     return listed
 
 
-def _of_backends(ways: list[Way], backends: Sequence[str] | None) -> list[Way]:
+def _of_backends(ways: list[LayerWay], backends: Sequence[str] | None) -> list[LayerWay]:
     if backends is None:
         return ways
     names = _listed("backends", backends, "a list of names", '["cpu"]')
@@ -292,7 +292,10 @@ def _of_backends(ways: list[Way], backends: Sequence[str] | None) -> list[Way]:
 
 
 def _calibration(
-    layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, progress: Callable[[float], object]
+    layer: RecurrentLayer,
+    ways: Sequence[LayerWay],
+    fresh: bool,
+    progress: Callable[[float], object],
 ) -> tuple[Calibration, bool]:
     """Return the cached calibration or a new one, and True if the machine is busy."""
     busy = is_busy(load())
@@ -309,7 +312,7 @@ def _calibration(
 def _rows(
     lengths: Tensor,
     sizes: Sequence[int],
-    ways: Sequence[Way],
+    ways: Sequence[LayerWay],
     calibration: Calibration,
     ranks: int,
     weights: int,

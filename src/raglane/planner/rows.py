@@ -20,7 +20,7 @@ from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.prepare.lengths import longest_and_elements
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner.calibration import Calibration
-from raglane.planner.model import Floats, Integers, Profile, Way, at, cast, ways_of
+from raglane.planner.model import Floats, Integers, LayerWay, Profile, at, cast, ways_of
 from raglane.planner.probe import MODES, device_of, make_batch, peak_bytes, step_of, time_in_turns
 from raglane.ragged import Ragged
 
@@ -112,9 +112,9 @@ class Row:
     is_rough: bool
 
     @property
-    def way(self) -> Way:
+    def way(self) -> LayerWay:
         """The backend, schedule, dtype and number of threads."""
-        return Way(self.backend, self.schedule, self.dtype, self.threads)
+        return LayerWay(self.backend, self.schedule, self.dtype, self.threads)
 
     @property
     def size(self) -> int:
@@ -137,7 +137,7 @@ class Row:
 
 
 @dataclass(frozen=True, eq=False)
-class Epoch:
+class EpochSample:
     """Some batches of an epoch, the number of batches that each represents, and totals of the
     epoch.
     """
@@ -164,7 +164,7 @@ def thin_out(lengths: Tensor) -> tuple[Tensor, float]:
     return lengths[drawn], count / _SEQUENCES
 
 
-def epoch_of(lengths: Tensor, limit: BatchLimit, *, bucketed: bool, seed: int = 0) -> Epoch:
+def epoch_of(lengths: Tensor, limit: BatchLimit, *, bucketed: bool, seed: int = 0) -> EpochSample:
     """Return the batches of an epoch."""
     counts = lengths.numpy()
     order = EpochOrder.bucketed() if bucketed else EpochOrder.random()
@@ -174,7 +174,7 @@ def epoch_of(lengths: Tensor, limit: BatchLimit, *, bucketed: bool, seed: int = 
     ends = bounds[1:]
     longest, real = longest_and_elements(counts, rows, bounds)
     chosen, weights = _choose(longest, real, seed)
-    return Epoch(
+    return EpochSample(
         tuple(torch.from_numpy(ordered[starts[index] : ends[index]]) for index in chosen),
         weights,
         int(real.sum()),
@@ -202,10 +202,10 @@ def _choose(longest: Integers, real: Integers, seed: int) -> tuple[Integers, NDA
 
 
 def row_of(
-    way: Way,
+    way: LayerWay,
     limit: BatchLimit,
     bucketed: bool,
-    epoch: Epoch,
+    epoch: EpochSample,
     calibration: Calibration,
     *,
     factor: float,
@@ -306,7 +306,7 @@ def compare_cells(layer: RecurrentLayer, lengths: Tensor, best: Row) -> dict[str
     return dict(sorted(ratios.items(), key=lambda item: item[1]))
 
 
-def _step(layer: RecurrentLayer, batch: Ragged, way: Way) -> Callable[[], object]:
+def _step(layer: RecurrentLayer, batch: Ragged, way: LayerWay) -> Callable[[], object]:
     call = step_of(layer, batch, "train")
 
     def run() -> None:

@@ -109,11 +109,11 @@ _ARITHMETIC = frozenset(
 _HOST = {"device": torch.device("cpu"), "is_meta": False, "is_cpu": True}
 
 
-class Rows(int):
+class RowCount(int):
     """The number of rows, or a multiple of it."""
 
 
-class _Shape(tuple[int, ...]):
+class _RowShape(tuple[int, ...]):
     """A ``torch.Size`` whose ``numel`` keeps the type of its factors."""
 
     def numel(self) -> int:
@@ -123,9 +123,9 @@ class _Shape(tuple[int, ...]):
 def _counted(name: str) -> Callable[..., Any]:
     plain = getattr(int, name)
 
-    def method(self: Rows, other: Any) -> Any:
+    def method(self: RowCount, other: Any) -> Any:
         result = plain(self, other)
-        return result if result is NotImplemented else Rows(result)
+        return result if result is NotImplemented else RowCount(result)
 
     return method
 
@@ -133,9 +133,9 @@ def _counted(name: str) -> Callable[..., Any]:
 def _refused(name: str) -> Callable[..., Any]:
     plain = getattr(int, name)
 
-    def method(self: Rows, *other: Any) -> Any:
+    def method(self: RowCount, *other: Any) -> Any:
         if _is_ours(sys._getframe(1)) or (
-            other and type(other[0]) is Rows and name in ("__eq__", "__ne__")
+            other and type(other[0]) is RowCount and name in ("__eq__", "__ne__")
         ):
             return plain(self, *other)
         raise Refused(_ROWS)
@@ -144,12 +144,12 @@ def _refused(name: str) -> Callable[..., Any]:
 
 
 for _name in ("__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__"):
-    setattr(Rows, _name, _counted(_name))
+    setattr(RowCount, _name, _counted(_name))
 _OTHERS = "eq ne lt le gt ge bool int float index truediv rtruediv floordiv rfloordiv mod rmod divmod rdivmod pow rpow"
 _BITS = "and rand or ror xor rxor lshift rlshift rshift rrshift invert neg pos abs round trunc floor ceil"
 _TEXT = "hash str repr format"
 for _name in (*_OTHERS.split(), *_BITS.split(), *_TEXT.split()):
-    setattr(Rows, f"__{_name}__", _refused(f"__{_name}__"))
+    setattr(RowCount, f"__{_name}__", _refused(f"__{_name}__"))
 
 
 class Reading(TorchFunctionMode):
@@ -168,7 +168,7 @@ class Reading(TorchFunctionMode):
             name = func.__self__.__name__
         if name in _HIDDEN and not _is_ours(_caller()):
             raise Refused(f"it reads {name} of a tensor, which a program does not have")
-        if name.strip("_") in _ARITHMETIC and any(type(argument) is Rows for argument in args):
+        if name.strip("_") in _ARITHMETIC and any(type(argument) is RowCount for argument in args):
             raise Refused(_ROWS)
         if name in ("__getitem__", "__setitem__"):
             args = (args[0], _index(args[1]), *args[2:])
@@ -193,14 +193,14 @@ class Reading(TorchFunctionMode):
             )
 
     def _marked(self, result: Any, args: Any) -> Any:
-        """Return numbers as :class:`Rows` if they come from the number of rows."""
+        """Return numbers as :class:`RowCount` if they come from the number of rows."""
         if type(result) is int:
             is_count = result % self._rows == 0 or (
                 isinstance(args[0], Tensor) and self._is_nothing(args[0])
             )
-            return Rows(result) if result and is_count else result
+            return RowCount(result) if result and is_count else result
         if all(type(item) is int for item in result):
-            return _Shape([self._marked(item, args) for item in result])
+            return _RowShape([self._marked(item, args) for item in result])
         return result
 
 

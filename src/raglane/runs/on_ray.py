@@ -30,7 +30,7 @@ from raglane.training.ranks.on_ray import check_machines, connected
 _ROWS = 16_384
 
 
-class Block(NamedTuple):
+class RowGroups(NamedTuple):
     """A range of row groups of a file, with the index of its first row over all files."""
 
     path: str
@@ -80,7 +80,7 @@ def predict_on_ray(
     return sum(block.rows for block in blocks)
 
 
-def _blocks(data: str) -> Iterator[Block]:
+def _blocks(data: str) -> Iterator[RowGroups]:
     """Yield the blocks of the files, in the order of the file names."""
     parquet = require("pyarrow.parquet", "data")
     arrow = require("pyarrow", "data")
@@ -102,19 +102,21 @@ def _blocks(data: str) -> Iterator[Block]:
         for group in range(metadata.num_row_groups):
             count = metadata.row_group(group).num_rows
             if rows and rows + count > _ROWS:
-                yield Block(os.path.abspath(path), (begin, group), before, rows)
+                yield RowGroups(os.path.abspath(path), (begin, group), before, rows)
                 begin = group
                 before = before + rows
                 rows = 0
             rows += count
-        yield Block(os.path.abspath(path), (begin, metadata.num_row_groups), before, rows)
+        yield RowGroups(os.path.abspath(path), (begin, metadata.num_row_groups), before, rows)
         before += rows
 
 
 class _Worker:
     """A Ray actor that holds the model."""
 
-    def __init__(self, predictor: TablePredictor, blocks: tuple[Block, ...], folder: str) -> None:
+    def __init__(
+        self, predictor: TablePredictor, blocks: tuple[RowGroups, ...], folder: str
+    ) -> None:
         self._predictor = predictor
         self._blocks = blocks
         self._folder = Path(folder)
@@ -140,7 +142,7 @@ class _Worker:
         return ""
 
 
-def _predictions(predictor: TablePredictor, block: Block) -> bytes:
+def _predictions(predictor: TablePredictor, block: RowGroups) -> bytes:
     """Return the predictions for a block as a Parquet file."""
     arrow = require("pyarrow", "data")
     parquet = require("pyarrow.parquet", "data")

@@ -19,7 +19,7 @@ from raglane.data.dataset import Dataset
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import ArgumentError, DataError
 from raglane.runs.options import ColumnOptions
-from raglane.runs.sources import SavedSource, Source
+from raglane.runs.sources import SavedSource, SequenceSource
 from raglane.runs.tables import TablePredictor
 from raglane.training import inference
 from raglane.training.checkpoint import (
@@ -356,7 +356,7 @@ class Run:
             DataError: the data cannot be read.
         """
         with reading(self.folder or _PICKLE):
-            trained = Source(None, format).chosen(self.saved.columns)
+            trained = SequenceSource(None, format).chosen(self.saved.columns)
         source = trained.chosen(columns).of(data, labels)
         records = source.read(self.task, need_labels=need_labels)
         if source.held is None:
@@ -414,7 +414,7 @@ class Run:
             if sources.test is not None:
                 return sources.source(sources.test).read(self.task)
             if sources.path is None:
-                return Source(None, None).read(self.task, role="test")
+                return SequenceSource(None, None).read(self.task, role="test")
         raise ArgumentError(
             "data", "nothing", "given, because this run has no test data", "pass DATA"
         )

@@ -20,7 +20,8 @@ from raglane.errors import ArgumentTypeError, DispatchError
 from raglane.kernels.cpu.prepared import Kernel, Rows
 from raglane.nn.linear import row_sigmoid
 from raglane.streams.frames import Frames
-from raglane.streams.prepare import Prepared, prepare
+from raglane.streams.prepare import prepare
+from raglane.streams.prepared import Prepared
 from raglane.streams.stages import Stage, digest_of
 from raglane.training.checkpoint import SavedModel
 from raglane.training.inference import check_options

@@ -143,7 +143,7 @@ class _Sequence:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Sequences:
+class ProtocolSequences:
     """The sequences of the Open Inference Protocol by model and ``sequence_id``."""
 
     def __init__(self, clients: Clients) -> None:

@@ -30,8 +30,8 @@ from raglane.streams.pools import StatePools
 from raglane.streams.queues import Integers
 from raglane.streams.renewal import renewal
 from raglane.streams.slots import Slots
-from raglane.streams.statistics import Statistics
-from raglane.streams.steps import Step, Stepper
+from raglane.streams.statistics import StepCounts
+from raglane.streams.steps import FrameStep, Stepper
 from raglane.streams.stream import AsyncStream, Stream
 
 _MOST_THREADS = 4096  # that the kernels accept
@@ -113,7 +113,7 @@ class Engine:
         self._options = feature_shape, dtype, nan == "pass"
         self.accepts = frames_of(model, *self._options)
         prepared = self.accepts.prepared
-        self._statistics = Statistics()
+        self._statistics = StepCounts()
         self._slots = Slots(self.max_streams, prepared, self._statistics)
         self._pools = StatePools(prepared, 2 * self.max_streams, renewing)
         self._stepper = Stepper(
@@ -402,7 +402,7 @@ class Engine:
         self.expire()
         return len(step.slots)
 
-    def _compute(self, step: Step) -> None:
+    def _compute(self, step: FrameStep) -> None:
         """Run the stages; close the streams of the step if it is interrupted."""
         try:
             self._stepper.compute(step)

@@ -15,7 +15,8 @@ from raglane._utils.checks import check_storage, check_tensor, check_unmasked, i
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.kernels.cpu.prepared import as_array
-from raglane.streams.prepare import Prepared, prepare
+from raglane.streams.prepare import prepare
+from raglane.streams.prepared import Prepared
 
 _PLAIN: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raglane.streams.prepare import Prepared
+from raglane.streams.prepared import Prepared
 from raglane.streams.queues import Integers
 from raglane.streams.renewal import Renewal
 from raglane.streams.stages import digest_of

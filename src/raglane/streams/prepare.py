@@ -2,14 +2,10 @@
 stages.
 """
 
-# To type checkers a Ragged is a Tensor; _SoFar has other results.
-# mypy: disable-error-code="override"
-
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -20,12 +16,11 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.utils._python_dispatch import _disable_current_modes
 
-from raglane._utils.checks import check_count, check_unchanged
+from raglane._utils.checks import check_count
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError, RaglaneError
-from raglane.kernels.cpu.prepared import Runner
 from raglane.nn.embeddings import Mixed
-from raglane.nn.pooling import AttentionPooling, Pooling, running
+from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrent.packed_weights import packed_weights
 from raglane.nn.recurrent.stack import Stack
 from raglane.programs.graph import Columns, Refused, Result
@@ -34,6 +29,8 @@ from raglane.programs.rules import RULES
 from raglane.programs.step import default_modes, replaced
 from raglane.programs.trace import Trace, Tracer, rows_for
 from raglane.ragged import Ragged
+from raglane.streams.cuts import ACTIVE, Cut, TracedBatch, cut_of
+from raglane.streams.prepared import Prepared
 from raglane.streams.stages import Stage, digest_of, layer_stages, lookup_stage, program_stage
 from raglane.streams.stateful import CELLS, as_cell, states_of_forward
 
@@ -42,70 +39,6 @@ R = TypeVar("R")
 
 _FIX = "change the model, or call it on whole sequences without an engine"
 _GUESS = "pass feature_shape, the shape of an element, if it is another one; or change the model"
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A model as stages."""
-
-    stages: tuple[Stage, ...]
-    features: tuple[int, ...]  # the shape of an element
-    dtype: torch.dtype  # of the elements: int64 for tokens
-    tokens: int  # the number of tokens; 0 for numbers
-    output: int  # the index of the result among the rows
-    output_features: tuple[int, ...]
-    output_dtype: torch.dtype
-    digest: bytes
-
-    @property
-    def width(self) -> int:
-        """The numbers of an element."""
-        return math.prod(self.features)
-
-    @property
-    def output_width(self) -> int:
-        """The numbers of a result."""
-        return math.prod(self.output_features)
-
-    @property
-    def starts(self) -> tuple[Tensor, ...]:
-        """The first states of a stream, in the order of the pools."""
-        return tuple([start for stage in self.stages for start in stage.starts])
-
-    def pools(self, slots: int) -> list[list[Tensor]]:
-        """Return the pools of each stage."""
-        return [stage.kernel.pools(slots) for stage in self.stages]
-
-    def begin(self, pools: Sequence[Sequence[Tensor]], slots: Tensor | slice = slice(None)) -> None:
-        """Write the first states to slots."""
-        for stage, stage_pools in zip(self.stages, pools, strict=True):
-            for start, pool in zip(stage.starts, stage_pools, strict=True):
-                pool[slots] = start
-
-    def runner(self, pools: list[list[Tensor]], threads: int | None = None) -> Runner:
-        """Return a runner of the stages; ``rows[self.output]`` is its result."""
-        stages = [(stage.kernel, stage.reads) for stage in self.stages]
-        return Runner(stages, self.width, self.dtype, pools, threads)
-
-    def run_whole(self, rows: Tensor, offsets: Tensor, threads: int | None = None) -> Tensor:
-        """Return the output of each row of whole sequences."""
-        check_unchanged(offsets, rows.shape[0], rows.device)
-        elements = rows.shape[0]
-        sequences = len(offsets) - 1
-        pools = self.pools(sequences)
-        self.begin(pools)
-        runner = self.runner(pools, threads)
-        runner.reserve(elements, sequences)
-        runner.rows[0][:elements] = rows
-        runner.offsets[: sequences + 1] = offsets.numpy()
-        runner.slots[:sequences] = np.arange(sequences)
-        runner.run(elements, sequences)
-        return runner.rows[self.output][:elements]
-
-    @property
-    def facts(self) -> tuple[Any, ...]:
-        """The shapes and dtypes of frames and results, and the number of tokens."""
-        return self.features, self.dtype, self.tokens, self.output_features, self.output_dtype
 
 
 def prepare(
@@ -180,7 +113,7 @@ class _Chain(nn.Module):
     def forward(self, batch: Ragged) -> Any:
         for module in self.parts:
             reads_batch = any(
-                isinstance(inner, Stack | _Cut | Pooling | AttentionPooling)
+                isinstance(inner, Stack | Cut | Pooling | AttentionPooling)
                 for inner in module.modules()
             )
             batch = (
@@ -216,53 +149,6 @@ def _guessed(model: nn.Module) -> tuple[int, ...] | None:
     )
 
 
-# ---- tracing -------------------------------------------------------------------------------------
-
-
-def _so_far(pooling: str | AttentionPooling, batch: _Stream) -> Tensor:
-    """Return the pooling of the elements so far."""
-    tracing = _active.get()
-    values = batch._values
-    rows = values.reshape(values.shape[0], -1)
-    return tracing.layer(running(pooling, rows.shape[1], tracing.dtype), rows)[-1].reshape(
-        values.shape
-    )
-
-
-class _Stream(Ragged):
-    """A traced batch, in which each row is an element, and a value of a sequence is its value so
-    far.
-    """
-
-    __slots__ = ()
-
-    def __getitem__(self, index: Any) -> Any:
-        is_last = isinstance(index, tuple) and index == (slice(None), -1)
-        return self._values if is_last else super().__getitem__(index)
-
-    def _needs_elements(self, name: str, least: int = 1) -> None:  # noqa: ARG002
-        way = " (rl.nn.CausalConv1d reads earlier frames, without padding)" if name == "pad" else ""
-        raise Refused(f"{name} of the steps, and a stream has one result per frame{way}")
-
-    def last(self, *, empty: float = 0.0) -> Tensor:  # noqa: ARG002
-        return self._values
-
-    def first(self, *, empty: float = 0.0) -> Tensor:  # noqa: ARG002
-        return _so_far("first", self)
-
-    def mean(self, dim: Any = None, **options: Any) -> Any:
-        return _so_far("mean", self) if dim == 1 else super().mean(dim, **options)
-
-    def amax(self, dim: Any = None, **options: Any) -> Any:
-        return _so_far("max", self) if dim == 1 else super().amax(dim, **options)
-
-    def logsumexp(self, dim: Any, **options: Any) -> Any:
-        return _so_far("logsumexp", self) if dim == 1 else super().logsumexp(dim, **options)
-
-
-_active: ContextVar[_Tracing] = ContextVar("_active")
-
-
 def _untraced(function: Callable[P, R]) -> Callable[P, R]:
     """Call a function outside of the trace, whose modes of torch are active."""
 
@@ -274,81 +160,6 @@ def _untraced(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-class _Cut(nn.Module):
-    """Replaces a module whose call ends one piece of the graph and begins the next."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self._whole = (module,)  # in a tuple, so that it is no submodule
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["_whole"][0], name)
-
-
-class _LayerCut(_Cut):
-    def forward(self, input: Any, hx: Any = None, **options: Any) -> Any:
-        layer: Any = self._whole[0]
-        if not isinstance(input, _Stream):
-            raise Refused(
-                "it is called with a tensor, which is one sequence: pass the Ragged batch"
-            )
-        if hx is not None or any(options.get(name) is not None for name in ("lengths", "resets")):
-            raise Refused("it is called with an initial state, lengths or resets")
-        outputs = _active.get().layer(layer, input._values)
-        h = torch.stack(outputs) if layer.cell.output_is_state else _Unread()
-        state = (
-            h if len(layer.state_sizes) == 1 else (h, *[_Unread()] * (len(layer.state_sizes) - 1))
-        )
-        output = None if options.get("return_output") is False else input._like(outputs[-1])
-        _active.get().states.append(state)
-        self.__dict__["_latest"] = outputs[-1]
-        return output, state
-
-    def final(self, out: Any, state: Any) -> Tensor:  # noqa: ARG002
-        """Return the output so far."""
-        return self.__dict__["_latest"]
-
-
-class _Unread:
-    """A state that the kernels keep to themselves."""
-
-    def __getattr__(self, _: Any) -> Any:
-        raise Refused("it reads a state other than the output")
-
-    __getitem__ = __iter__ = __getattr__
-
-    @classmethod
-    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
-        raise Refused("it computes with a state other than the output")
-
-
-class _PoolingCut(_Cut):
-    def forward(self, batch: Any) -> Tensor:
-        if not isinstance(batch, _Stream):
-            raise Refused("it is called with a tensor, not with a Ragged")
-        module: Any = self._whole[0]
-        return module.pool(batch) if isinstance(module, Pooling) else _so_far(module, batch)
-
-
-class _LookupCut(_Cut):
-    def forward(self, input: Any) -> Any:
-        if isinstance(input, _Stream):
-            return input._like(self.forward(input._values))
-        return _active.get().lookup(self._whole[0], input)
-
-
-def _cut_of(module: nn.Module) -> type[_Cut] | None:
-    """Return the class that replaces a module in the trace; None if it is traced."""
-    match module:
-        case Stack():
-            return _LayerCut
-        case Pooling() | AttentionPooling():
-            return _PoolingCut
-        case nn.Embedding() | Mixed():
-            return _LookupCut
-    return None
-
-
 def _evaluating(copy: Any) -> nn.Module:
     for module in copy.modules():
         module.training = False
@@ -356,7 +167,7 @@ def _evaluating(copy: Any) -> nn.Module:
 
 
 @dataclass(eq=False)
-class _Piece:
+class _GraphPiece:
     """Stages that read columns, or read the input of the model, and the nodes of their outputs."""
 
     columns: Columns | None
@@ -382,7 +193,7 @@ class _Tracing:
         self.refusals: list[str] = []
         self.states: list[Any] = []
         self.tokens = 0
-        self._pieces: list[_Piece] = []
+        self._pieces: list[_GraphPiece] = []
         self._leaves: list[Tensor] = []
 
     def prepared(self) -> Prepared:
@@ -406,10 +217,10 @@ class _Tracing:
             self._input = self.tracer.wrap(
                 self.tracer.marks(flat).reshape(self.rows, *self.features), self.dtype
             )
-        batch = _Stream._make(
+        batch = TracedBatch._make(
             self._input, self.tracer.nothing(self.rows + 1, dtype=torch.int64), None
         )
-        token = _active.set(self)
+        token = ACTIVE.set(self)
         try:
             output = self.tracer.run(lambda: self._rows_of(copy(batch)))
             flat = self.tracer.wrap(self.tracer.marks(output).reshape(self.rows, -1), output.dtype)
@@ -417,7 +228,7 @@ class _Tracing:
         except Exception as error:
             raise self._named(error, copy) from error
         finally:
-            _active.reset(token)
+            ACTIVE.reset(token)
         result = Result(self.graph, [], [], [], columns, [])
         shape = tuple(int(size) for size in output.shape[1:])
         prepared = self._assembled(self.tracer.finish(result, True), columns, shape)
@@ -428,7 +239,7 @@ class _Tracing:
         """Return the model with traced tensors, and with cuts in place of its recurrent layers."""
         copies: dict[int, Any] = {}
         for module in self.model.modules():
-            kind = _cut_of(module)
+            kind = cut_of(module)
             if kind is not None and id(module) not in copies:
                 copies[id(module)] = kind(module)
         leaves: dict[int, Tensor] = {}
@@ -513,9 +324,9 @@ class _Tracing:
             module = trace.tb_frame.f_locals.get("self")
             if isinstance(module, nn.Module) and id(module) in names:
                 name = names[id(module)]
-                kind = type(module._whole[0] if isinstance(module, _Cut) else module).__name__
+                kind = type(module._whole[0] if isinstance(module, Cut) else module).__name__
             called = trace.tb_frame.f_code.co_name
-            is_method = isinstance(module, _Stream) and hasattr(type(module), called)
+            is_method = isinstance(module, TracedBatch) and hasattr(type(module), called)
             is_public = called != "map" and not called.startswith("_")
             if is_method and isinstance(error, Refused) and is_public:
                 where = where or f"its call of Ragged.{called}: "
@@ -544,7 +355,7 @@ class _Tracing:
         def make(read: int, end: int) -> list[Stage]:
             return layer_stages(layer, read, end, self.narrow, self.int8, self.refusals)
 
-        piece = _Piece(self._columns(rows), make)
+        piece = _GraphPiece(self._columns(rows), make)
         outputs = []
         for _ in range(layer.num_layers):
             output, node = self.tracer.source("element", layer.output_size)
@@ -571,7 +382,9 @@ class _Tracing:
             self.tokens = min(self.tokens or module.num_embeddings, module.num_embeddings)
         output, node = self.tracer.source("element", width)
         self._pieces.append(
-            _Piece(None, lambda _, __: [lookup_stage(frozen, width, example_out.dtype)], [node])
+            _GraphPiece(
+                None, lambda _, __: [lookup_stage(frozen, width, example_out.dtype)], [node]
+            )
         )
         return output
 

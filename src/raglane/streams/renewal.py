@@ -13,7 +13,7 @@ from raglane.errors import ArgumentError, CheckpointError
 from raglane.streams.queues import Integers
 
 
-class Parts(NamedTuple):
+class RenewalParts(NamedTuple):
     """Sequences cut where states are renewed: the rows of the pieces, and of their results those of
     the sequences.
     """
@@ -45,7 +45,7 @@ class Renewal(NamedTuple):
             fix = "pass the bytes that Stream.state() returned"
             raise CheckpointError("state", f"an age of {age} frames", rule, fix)
 
-    def parts(self, lengths: Integers, offsets: Integers) -> Parts:
+    def parts(self, lengths: Integers, offsets: Integers) -> RenewalParts:
         """Return the pieces of sequences with a state of their own."""
         counts = np.maximum(1, -((self.warm_up - lengths) // self.begin))
         sequence = np.repeat(np.arange(len(lengths)), counts)
@@ -56,7 +56,7 @@ class Renewal(NamedTuple):
         within = np.arange(int(sizes.sum())) - np.repeat(ends - sizes, sizes)
         rows = np.repeat(offsets[sequence] + starts, sizes) + within
         answers = np.flatnonzero((within >= self.warm_up) | np.repeat(number == 0, sizes))
-        return Parts(
+        return RenewalParts(
             torch.from_numpy(rows),
             torch.from_numpy(np.append(0, ends)),
             torch.from_numpy(answers),

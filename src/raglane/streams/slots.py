@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from raglane.streams.prepare import Prepared
+from raglane.streams.prepared import Prepared
 from raglane.streams.queues import Integers, RowQueues
-from raglane.streams.statistics import Statistics
+from raglane.streams.statistics import StepCounts
 from raglane.streams.stream import Stream, Waiters
 
 # What a slot is doing: a sum of these, 0 for a free slot.
@@ -32,7 +32,7 @@ class Slots:
     states; so there are more slots than streams.
     """
 
-    def __init__(self, streams: int, prepared: Prepared, statistics: Statistics) -> None:
+    def __init__(self, streams: int, prepared: Prepared, statistics: StepCounts) -> None:
         count = 2 * streams
         self.frames = RowQueues(count, prepared.width, prepared.dtype)
         self.results = RowQueues(count, prepared.output_width, prepared.output_dtype)

@@ -98,7 +98,7 @@ def lookup_stage(module: nn.Module, width: int, dtype: torch.dtype) -> Stage:
     return Stage(Lookup(module, width, dtype), [0], (), " ".join(state), *state.values())
 
 
-class Whole(Kernel):
+class WholeBlock(Kernel):
     """A block that runs whole sequences, such as Mamba; ``module`` does not change."""
 
     def __init__(self, module: Any, sizes: Sequence[int]) -> None:
@@ -122,7 +122,7 @@ def _whole_stage(module: Any, starts: Sequence[Tensor], reads: Sequence[int]) ->
     frozen = replaced(module, lambda tensor: tensor.detach().clone())
     pack_products(frozen)
     tensors = dict(frozen.named_parameters())
-    kernel = Whole(frozen, [start.shape[0] for start in starts])
+    kernel = WholeBlock(frozen, [start.shape[0] for start in starts])
     return Stage(kernel, reads, starts, repr(frozen), " ".join(tensors), *tensors.values())
 
 

@@ -69,7 +69,7 @@ def as_cell(model: nn.Module, features: tuple[int, ...], names: Sequence[str]) -
     states are found.
     """
     copies: dict[int, Any] = {
-        id(layer): _Layer(layer) for layer in model.modules() if type(layer) in CELLS
+        id(layer): _LayerInStep(layer) for layer in model.modules() if type(layer) in CELLS
     }
     inner: nn.Module = replaced(model, lambda tensor: tensor, copies)
     for module in inner.modules():
@@ -82,7 +82,7 @@ def as_cell(model: nn.Module, features: tuple[int, ...], names: Sequence[str]) -
             except Exception as error:  # of the model, which may raise anything
                 reasons.append(str(error).partition("\n")[0].rstrip("."))
             else:
-                return _Whole(_Cell(inner, features, trial), features, trial.output)
+                return _LayerCell(_Cell(inner, features, trial), features, trial.output)
     raise _refused(model, names, reasons)
 
 
@@ -288,7 +288,7 @@ class _Cell(nn.Module):
         return output.reshape(rows, -1), tuple(new)
 
 
-class _Whole(nn.Module):
+class _LayerCell(nn.Module):
     """A layer of a cell, with the shapes of frames and outputs."""
 
     def __init__(self, cell: nn.Module, features: tuple[int, ...], output: tuple[int, ...]) -> None:
@@ -305,7 +305,7 @@ class _Whole(nn.Module):
         return out.map(lambda rows: rows.reshape(rows.shape[0], *self._output))
 
 
-class _Layer(nn.Module):
+class _LayerInStep(nn.Module):
     """A layer of torch that runs inside a step, as its cells: over a few steps, in one direction."""
 
     def __init__(self, layer: Any) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 _MEASUREMENTS = 4096
 
 
-class Statistics:
+class StepCounts:
     """Counts since the start, and measurements of the last steps."""
 
     def __init__(self) -> None:

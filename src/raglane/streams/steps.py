@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from raglane.streams.pools import StatePools
-from raglane.streams.prepare import Prepared
+from raglane.streams.prepared import Prepared
 from raglane.streams.queues import Integers
 from raglane.streams.renewal import Renewal
 from raglane.streams.slots import Slots
-from raglane.streams.statistics import Statistics
+from raglane.streams.statistics import StepCounts
 
 
-class Step(NamedTuple):
+class FrameStep(NamedTuple):
     """The frames of one step."""
 
     slots: Integers
@@ -35,7 +35,7 @@ class Stepper:
     """
 
     def __init__(
-        self, slots: Slots, statistics: Statistics, threads: int, chunk: int, max_queue: int
+        self, slots: Slots, statistics: StepCounts, threads: int, chunk: int, max_queue: int
     ) -> None:
         self._slots = slots
         self._statistics = statistics
@@ -58,7 +58,7 @@ class Stepper:
         self.runner.offsets[1] = 1
         self.runner.run(1, 1)
 
-    def gather(self) -> Step | None:
+    def gather(self) -> FrameStep | None:
         """Take the frames of a step; None without frames."""
         slots = self._slots
         ready = slots.ready
@@ -68,7 +68,7 @@ class Stepper:
             and slots.frames.counts[ready[0]] == 1
             and slots.results.counts[ready[0]] < self._max_queue
         ):
-            step: Step | None = self._gathered_one()
+            step: FrameStep | None = self._gathered_one()
         else:
             step = self._gathered() if ready else None
         if step is not None:
@@ -78,7 +78,7 @@ class Stepper:
             self._statistics.sizes.append(len(step.slots))
         return step
 
-    def _gathered_one(self) -> Step:
+    def _gathered_one(self) -> FrameStep:
         """Fast path for one stream: NumPy's index arithmetic would take most of the step."""
         now = time.perf_counter()
         slots = self._slots
@@ -88,13 +88,13 @@ class Stepper:
         runner.arrays[0][0] = slots.frames.pop(slot)
         runner.slots[0] = slot
         runner.offsets[1] = 1
-        step = Step(runner.slots[:1], 1, 1)
+        step = FrameStep(runner.slots[:1], 1, 1)
         self._statistics.waits.append(now - slots.since.item(slot))
         if is_fresh:
             self._pools.begin(step.slots)
         return step
 
-    def _gathered(self) -> Step | None:
+    def _gathered(self) -> FrameStep | None:
         now = time.perf_counter()
         runner = self.runner
         slots = np.array(self._slots.ready)
@@ -120,13 +120,13 @@ class Stepper:
         since[slots] = now
         if len(fresh):
             self._pools.begin(fresh)
-        step = Step(slots, 1 if elements == len(slots) else lengths, elements)
+        step = FrameStep(slots, 1 if elements == len(slots) else lengths, elements)
         lengths.cumsum(out=runner.offsets[1 : len(slots) + 1])
         runner.slots[: len(slots)] = slots
         self._slots.frames.take(slots, step.lengths, runner.rows[0][:elements])
         return step if self._renewal is None else self._warmed(step, self._renewal)
 
-    def _warmed(self, step: Step, renewal: Renewal) -> Step:
+    def _warmed(self, step: FrameStep, renewal: Renewal) -> FrameStep:
         """Return a step in which the second states of its slots run over the same frames too."""
         ages = self._pools.ages[step.slots]
         warms = ages >= renewal.begin
@@ -148,11 +148,11 @@ class Stepper:
         runner.offsets[count + 1 : count + len(slots) + 1] = ends
         return step._replace(warming=slots, warming_elements=elements)
 
-    def compute(self, step: Step) -> None:
+    def compute(self, step: FrameStep) -> None:
         """Run the stages."""
         self.runner.run(step.elements + step.warming_elements, len(step.slots) + len(step.warming))
 
-    def scatter(self, step: Step) -> None:
+    def scatter(self, step: FrameStep) -> None:
         """Queue the results of a step."""
         slots = step.slots
         lengths = step.lengths

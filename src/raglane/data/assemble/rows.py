@@ -25,11 +25,11 @@ from raglane.data.records import Records
 from raglane.data.roles import Facts, Roles, Shape
 from raglane.data.roles.decide import is_word
 from raglane.data.roles.rules import parts_of
-from raglane.data.roles.steps import NO_STEPS, Steps
+from raglane.data.roles.steps import NO_STEPS, StepColumns
 from raglane.data.sources.files import data_error
 from raglane.data.sources.short_rows import note_ends
 from raglane.data.typed import decimals
-from raglane.data.typed.column import Column, Written
+from raglane.data.typed.column import Column, TextColumn
 from raglane.tasks import TASKS
 
 
@@ -51,7 +51,7 @@ def wide_rows(
     notes += _note_words(table, steps, inside)
     numbers = np.array([str(row) for row in range(first, first + count)], dtype=object)
     ids: dict[str, Column] = {name: table[name] for name in roles.id}
-    ids = ids or {"id": Written(numbers)}
+    ids = ids or {"id": TextColumn(numbers)}
     values = _values(table, steps, inside)
     used_names = (*steps.names, *roles.id)
     others = {name: column for name, column in table.items() if name not in used_names}
@@ -91,22 +91,24 @@ def _check_row_ids(path: Path, table: Mapping[str, Column], roles: Roles) -> Non
     raise data_error(path, f"the id {quote(twice)} twice", "a file with one row per id", fix)
 
 
-def _values(table: Mapping[str, Column], steps: Steps, inside: Bools) -> dict[str, Column]:
+def _values(table: Mapping[str, Column], steps: StepColumns, inside: Bools) -> dict[str, Column]:
     """Return the entries of the steps that are elements, a column per channel."""
     values: dict[str, Column] = {}
     for channel, names in zip(steps.channels, steps.columns, strict=True):
         name = f"steps from {names[0]}" if steps.are_numbered else f"{names[0]} to {names[-1]}"
         entries = np.stack([table[name].entries for name in names], axis=1)
-        values[channel or name] = Written(entries[inside])
+        values[channel or name] = TextColumn(entries[inside])
     return values
 
 
 def _with_ends(column: Column) -> Column:
     """Return a column without the marks of rows that end early."""
-    return Written(decimals.with_ends(column.entries)) if isinstance(column, Written) else column
+    return (
+        TextColumn(decimals.with_ends(column.entries)) if isinstance(column, TextColumn) else column
+    )
 
 
-def _note_words(table: Mapping[str, Column], steps: Steps, inside: Bools) -> list[str]:
+def _note_words(table: Mapping[str, Column], steps: StepColumns, inside: Bools) -> list[str]:
     """Return the note about ends of rows that are written, as NaN, and no steps."""
     names = zip(*steps.columns, strict=True)
     blank = [np.all([table[name].entries == "" for name in each], axis=0) for each in names]
@@ -116,7 +118,7 @@ def _note_words(table: Mapping[str, Column], steps: Steps, inside: Bools) -> lis
     return [note_padding(int(written.any(axis=1).sum()), int(written.sum()))]
 
 
-def _are_filled(table: Mapping[str, Column], steps: Steps, columns: Columns) -> Bools:
+def _are_filled(table: Mapping[str, Column], steps: StepColumns, columns: Columns) -> Bools:
     """Return ``(rows, steps)``: where a step is not missing in all of its channels."""
     filled = [
         np.any([_is_filled(table[name], columns) for name in names], axis=0)

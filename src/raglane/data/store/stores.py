@@ -32,7 +32,7 @@ from raglane.data.sources.ipc import (
     with_names,
 )
 from raglane.data.sources.locations import is_url, local, open_location, path_in
-from raglane.data.sources.table import Table, whole_table
+from raglane.data.sources.table import SourceTable, whole_table
 from raglane.data.store.folders import expand
 from raglane.data.store.fragments import Layout, Store, check_labels
 from raglane.data.store.shards import Shards
@@ -244,7 +244,7 @@ def kinds_of(roles: Roles, schema: Any, task: str) -> tuple[str, ...]:
     return () if roles.label is None else label_kinds(schema.field(roles.label).type, task)
 
 
-def _decided(path: Path, table: Table, columns: Columns) -> Roles:
+def _decided(path: Path, table: SourceTable, columns: Columns) -> Roles:
     """Return the columns to read on demand."""
     roles = decided(path, table, columns)
     if roles.shape is Shape.LISTS:

@@ -19,7 +19,7 @@ from raglane.nn.porting.arrays import (
     layer_of,
     ordered,
 )
-from raglane.nn.porting.onnx_file import Graph, Node, read_graph
+from raglane.nn.porting.onnx_file import OnnxGraph, OnnxNode, read_graph
 from raglane.nn.porting.onnx_rules import Constant
 from raglane.nn.porting.onnx_values import Computed, Times, Values
 from raglane.nn.recurrent.cell_layers import CoupledLSTM, PeepholeLSTM
@@ -71,7 +71,7 @@ def of_onnx(source: Any, name: str | None) -> RecurrentLayer:
     return layer
 
 
-def _node_of(graph: Graph, name: str | None) -> Node:
+def _node_of(graph: OnnxGraph, name: str | None) -> OnnxNode:
     """Return the recurrent node of a name or an output, or the only one."""
     nodes = [node for node in graph.nodes if node.operator in _ACTIVATIONS]
     chosen = [node for node in nodes if name is None or name in (node.name, *node.outputs)]
@@ -85,7 +85,7 @@ def _node_of(graph: Graph, name: str | None) -> Node:
     raise ArgumentError("node", quote(name), rule, fix)
 
 
-def _check_attributes(node: Node) -> None:
+def _check_attributes(node: OnnxNode) -> None:
     for option, value in node.attributes.items():
         if not isinstance(value, _ATTRIBUTES.get(option, ())):
             name = f"source: the attribute {option}"
@@ -105,7 +105,7 @@ def _weights_of(values: Values, name: str) -> Tensor:
     raise ArgumentError(f"source: {name}", got, "a constant of the model", fix)
 
 
-def _check_lengths(graph: Graph, node: Node, lengths: Constant | Computed) -> None:
+def _check_lengths(graph: OnnxGraph, node: OnnxNode, lengths: Constant | Computed) -> None:
     """Raise if ``sequence_lens`` is neither an input nor the number of all steps."""
     if isinstance(lengths, Computed) and lengths.from_input:
         return
@@ -120,7 +120,7 @@ def _check_lengths(graph: Graph, node: Node, lengths: Constant | Computed) -> No
             raise ArgumentError("source: sequence_lens", got, rule, fix)
 
 
-def _times_of(graph: Graph, node: Node) -> list[Times]:
+def _times_of(graph: OnnxGraph, node: OnnxNode) -> list[Times]:
     """Return numbers of steps of the input of a node, for all names of values with these steps: the
     number that the file contains, or several.
     """
@@ -145,7 +145,7 @@ def _times_of(graph: Graph, node: Node) -> list[Times]:
 class _Converter:
     """A node, of which the arrays W, R, B and P are constant."""
 
-    def __init__(self, node: Node, arrays: Arrays) -> None:
+    def __init__(self, node: OnnxNode, arrays: Arrays) -> None:
         self._node = node
         self._options = node.attributes
         self._arrays = arrays

@@ -141,7 +141,7 @@ def _varints(data: memoryview) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class Node:
+class OnnxNode:
     """A node of a graph: an operator, with its domain if it is not ONNX's own."""
 
     operator: str
@@ -151,7 +151,7 @@ class Node:
     attributes: dict[str, Any]
 
 
-class Graph:
+class OnnxGraph:
     """The nodes of a model, its stored tensors, and the sizes of its values.
 
     Args:
@@ -170,7 +170,7 @@ class Graph:
         described = [message for number in (13, 12, 11) for message in graph.messages(number)]
         shapes = {message.text(1): _shape_of(message) for message in described}
         self.shapes = {name: shape for name, shape in shapes.items() if shape is not None}
-        self.producers: dict[str, Node] = {}
+        self.producers: dict[str, OnnxNode] = {}
         for node in self.nodes:
             for name in filter(None, node.outputs):
                 if name in self.producers or name in self.stored:
@@ -178,7 +178,7 @@ class Graph:
                     raise ArgumentError(name, "several", "computed once", "check the model")
                 self.producers[name] = node
         for name in sparse:
-            self.producers[name] = Node("a sparse initializer", name, [], [name], {})
+            self.producers[name] = OnnxNode("a sparse initializer", name, [], [name], {})
 
     def tensor_of(self, message: Message) -> Tensor:
         """Return the tensor of a ``TensorProto``."""
@@ -239,11 +239,11 @@ def _numbers_of(message: Message, dtype: torch.dtype, field: int) -> bytes:
     return b"".join((value & mask).to_bytes(size, "little") for value in message.integers(field))
 
 
-def _node_of(message: Message) -> Node:
+def _node_of(message: Message) -> OnnxNode:
     """Return a node of a ``NodeProto``."""
     domain = message.text(7)
     operator = message.text(4)
-    return Node(
+    return OnnxNode(
         operator if domain in ("", "ai.onnx") else f"{domain}.{operator}",
         message.text(3),
         message.texts(1),
@@ -279,7 +279,7 @@ def _shape_of(message: Message) -> list[int | None] | None:
     return [size.integer(1) if 1 in size else None for size in dimensions]
 
 
-def read_graph(source: Any) -> Graph:
+def read_graph(source: Any) -> OnnxGraph:
     """Return the graph of a file, or of a ``ModelProto``."""
     if hasattr(source, "SerializeToString"):
         try:
@@ -288,6 +288,6 @@ def read_graph(source: Any) -> Graph:
             rule = "a model of less than 2 GB"
             fix = "pass the path of the file"
             raise ArgumentError("source", quote(error), rule, fix) from error
-        return Graph(data, None)
+        return OnnxGraph(data, None)
     path = Path(source)
-    return Graph(path.read_bytes(), path.parent)
+    return OnnxGraph(path.read_bytes(), path.parent)

@@ -47,7 +47,7 @@ def _has_unknown(tensor: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class Call:
+class NodeCall:
     """A node with the values of its attributes and inputs."""
 
     attributes: dict[str, Any]
@@ -137,19 +137,19 @@ _VALUES = {
 }
 
 
-def _constant(call: Call) -> Constant:
+def _constant(call: NodeCall) -> Constant:
     ((name, value),) = call.attributes.items()
     if name == "value":
         return Constant(value)
     return Constant(torch.tensor(value, dtype=_VALUES[name], device="cpu"))
 
 
-def _constant_of_shape(call: Call) -> Constant:
+def _constant_of_shape(call: NodeCall) -> Constant:
     number = call.attributes.get("value", torch.zeros(1, device="cpu"))
     return _repeated(number.reshape(()), call.integers("", 0) or [])
 
 
-def _shape(call: Call) -> Constant:
+def _shape(call: NodeCall) -> Constant:
     value = call.value(0)
     sizes = [
         math.nan if axis in value.spread else size for axis, size in enumerate(value.tensor.shape)
@@ -158,12 +158,12 @@ def _shape(call: Call) -> Constant:
     return Constant(integers_of(sizes[start : call.attributes.get("end")]))
 
 
-def _size(call: Call) -> Constant:
+def _size(call: NodeCall) -> Constant:
     value = call.value(0)
     return Constant(integers_of([math.nan if value.spread else value.tensor.numel()])[0])
 
 
-def _expand(call: Call) -> Constant:
+def _expand(call: NodeCall) -> Constant:
     value = call.value(0)
     target = call.integers("", 1) or []
     dimensions = value.tensor.dim()
@@ -182,7 +182,7 @@ def _expand(call: Call) -> Constant:
     return Constant(tensor.expand(shape), spread)
 
 
-def _tile(call: Call) -> Constant:
+def _tile(call: NodeCall) -> Constant:
     value = call.value(0)
     repeats = call.integers("repeats", 1) or []
     is_unknown = {axis for axis, count in enumerate(repeats) if count is None}
@@ -195,7 +195,7 @@ def _tile(call: Call) -> Constant:
     return Constant(value.tensor.repeat(counts), value.spread | is_unknown)
 
 
-def _reshape(call: Call) -> Constant:
+def _reshape(call: NodeCall) -> Constant:
     value = call.value(0)
     sizes = call.integers("shape", 1) or []
     if not call.attributes.get("allowzero", 0):
@@ -208,20 +208,20 @@ def _reshape(call: Call) -> Constant:
     return _repeated(_uniform(value), [None if size == -1 else size for size in sizes])
 
 
-def _flatten(call: Call) -> Constant:
+def _flatten(call: NodeCall) -> Constant:
     tensor = call.tensor(0)
     axis = call.attributes.get("axis", 1)
     return Constant(tensor.reshape(math.prod(tensor.shape[:axis]), -1))
 
 
-def _transpose(call: Call) -> Constant:
+def _transpose(call: NodeCall) -> Constant:
     value = call.value(0)
     order = call.attributes.get("perm", [*range(value.tensor.dim())][::-1])
     spread = {axis for axis, before in enumerate(order) if before in value.spread}
     return Constant(value.tensor.permute(order), spread)
 
 
-def _squeeze(call: Call) -> Constant:
+def _squeeze(call: NodeCall) -> Constant:
     value = call.value(0)
     axes = call.axes(value.tensor.dim())
     if axes is None:
@@ -234,7 +234,7 @@ def _squeeze(call: Call) -> Constant:
     return Constant(value.tensor.reshape(shape), spread)
 
 
-def _unsqueeze(call: Call) -> Constant:
+def _unsqueeze(call: NodeCall) -> Constant:
     value = call.value(0)
     count = len(call.exact("axes", 1) or [])
     rank = value.tensor.dim() + count
@@ -246,7 +246,7 @@ def _unsqueeze(call: Call) -> Constant:
     return Constant(value.tensor.reshape(shape), {rest[axis] for axis in value.spread})
 
 
-def _concat(call: Call) -> Constant:
+def _concat(call: NodeCall) -> Constant:
     values = call.values()
     rank = values[0].tensor.dim()
     joined = call.axis(0, rank)
@@ -266,7 +266,7 @@ def _concat(call: Call) -> Constant:
     return Constant(torch.cat(tensors, joined), spread)
 
 
-def _slice(call: Call) -> Constant:
+def _slice(call: NodeCall) -> Constant:
     value = call.value(0)
     starts = call.exact("starts", 1) or []
     ends = call.exact("ends", 2) or []
@@ -289,7 +289,7 @@ def _sliced(value: Constant, axis: int, start: int, end: int, step: int) -> Cons
     return Constant(value.tensor.index_select(axis, integers_of(indices).long()), value.spread)
 
 
-def _gather(call: Call) -> Constant:
+def _gather(call: NodeCall) -> Constant:
     value = call.value(0)
     indices = call.tensor(1).long()
     axis = call.axis(0, value.tensor.dim())
@@ -303,7 +303,7 @@ def _gather(call: Call) -> Constant:
     return Constant(tensor, spread)
 
 
-def _split(call: Call) -> list[Constant]:
+def _split(call: NodeCall) -> list[Constant]:
     value = call.value(0)
     axis = call.axis(0, value.tensor.dim())
     if axis in value.spread:
@@ -326,7 +326,7 @@ _NUMBERS = {
 }
 
 
-def _cast(call: Call) -> Constant:
+def _cast(call: NodeCall) -> Constant:
     value = call.value(0)
     dtype = _NUMBERS[call.attributes["to"]]
     if dtype.is_floating_point or not _has_unknown(value.tensor):
@@ -336,10 +336,10 @@ def _cast(call: Call) -> Constant:
     return Constant(value.tensor.double().trunc(), value.spread)
 
 
-def _elementwise(function: Callable[..., Tensor]) -> Callable[[Call], Constant]:
+def _elementwise(function: Callable[..., Tensor]) -> Callable[[NodeCall], Constant]:
     """Return the rule of an operator on elements of tensors that broadcast."""
 
-    def rule(call: Call) -> Constant:
+    def rule(call: NodeCall) -> Constant:
         values = call.values()
         rank = max(value.tensor.dim() for value in values)
         spread = {rank - value.tensor.dim() + axis for value in values for axis in value.spread}
@@ -371,10 +371,10 @@ def _div(first: Tensor, second: Tensor) -> Tensor:
     return torch.div(first, second, rounding_mode=None if is_float else "trunc")
 
 
-def _reduced(function: Callable[..., Tensor]) -> Callable[[Call], Constant]:
+def _reduced(function: Callable[..., Tensor]) -> Callable[[NodeCall], Constant]:
     """Return the rule of an operator that reduces axes."""
 
-    def rule(call: Call) -> Constant:
+    def rule(call: NodeCall) -> Constant:
         tensor = call.tensor(0)
         axes = call.axes(tensor.dim())
         keeps = bool(call.attributes.get("keepdims", 1))
@@ -393,7 +393,7 @@ def _product(tensor: Tensor, dim: list[int], keepdim: bool) -> Tensor:
     return tensor
 
 
-def _dequantized(call: Call) -> Constant:
+def _dequantized(call: NodeCall) -> Constant:
     tensor = call.tensor(0)
     scale = call.tensor(1)
     zero = call.tensor(2) if len(call.inputs) > 2 else torch.zeros_like(scale)
@@ -426,7 +426,7 @@ _FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "Sigmoid": torch.sigmoid,
     "Relu": torch.relu,
 }
-RULES: dict[str, Callable[[Call], Constant | list[Constant]]] = {
+RULES: dict[str, Callable[[NodeCall], Constant | list[Constant]]] = {
     "Constant": _constant,
     "ConstantOfShape": _constant_of_shape,
     "Shape": _shape,

@@ -15,11 +15,11 @@ import torch
 
 from raglane._utils.messages import quote
 from raglane.errors import ArgumentError, RaglaneError
-from raglane.nn.porting.onnx_file import Graph, Message, Node
+from raglane.nn.porting.onnx_file import Message, OnnxGraph, OnnxNode
 from raglane.nn.porting.onnx_rules import (
     RULES,
-    Call,
     Constant,
+    NodeCall,
     UnsupportedError,
     integers_of,
 )
@@ -54,7 +54,7 @@ class Values:
         times: numbers of steps to assume.
     """
 
-    def __init__(self, graph: Graph, times: Times | None = None) -> None:
+    def __init__(self, graph: OnnxGraph, times: Times | None = None) -> None:
         self._graph = graph
         self._times = times or {}
         self._values: dict[str, Value] = {}
@@ -90,7 +90,7 @@ class Values:
             return Computed(f"the input {quote(name)}", from_input=True, is_input=True)
         return Computed(f"{quote(name)}, which the model does not contain", from_input=False)
 
-    def _compute(self, node: Node) -> None:
+    def _compute(self, node: OnnxNode) -> None:
         """Compute the outputs of a node whose inputs are computed."""
         results: Sequence[Value]
         try:
@@ -102,7 +102,7 @@ class Values:
         rest = [_unsupported(node)] * (len(node.outputs) - len(results))
         self._values |= zip(node.outputs, [*results, *rest], strict=False)
 
-    def _results(self, node: Node) -> Sequence[Value]:
+    def _results(self, node: OnnxNode) -> Sequence[Value]:
         """Return the outputs of a node, of which the last ones may be missing."""
         inputs: list[Constant | None] = []
         computed = []
@@ -123,10 +123,10 @@ class Values:
         rule = RULES.get(node.operator)
         if rule is None:
             return []
-        result = rule(Call(attributes, inputs, len(node.outputs)))
+        result = rule(NodeCall(attributes, inputs, len(node.outputs)))
         return result if isinstance(result, list) else [result]
 
-    def _shape_of(self, node: Node) -> Value:
+    def _shape_of(self, node: OnnxNode) -> Value:
         """Return the shape of a value that is not constant."""
         name = node.inputs[0]
         shape = self._graph.shapes.get(name)
@@ -153,7 +153,7 @@ _LAYOUT = {
 }
 
 
-def _derived(node: Node, inputs: list[Computed]) -> Computed:
+def _derived(node: OnnxNode, inputs: list[Computed]) -> Computed:
     """Return the result of a node of which some inputs are computed."""
     first = next((value for value in inputs if value.from_input), inputs[0])
     if node.operator in _LAYOUT:
@@ -162,6 +162,6 @@ def _derived(node: Node, inputs: list[Computed]) -> Computed:
     return Computed(reason, first.from_input)
 
 
-def _unsupported(node: Node) -> Computed:
+def _unsupported(node: OnnxNode) -> Computed:
     """Return the result of a node that is not evaluated."""
     return Computed(f"the result of {node.operator}", from_input=False)

@@ -20,7 +20,7 @@ from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.prepare.lengths import (
     Bin,
     Bucket,
-    Distribution,
+    LengthCounts,
     Summary,
     batch_density,
     bins,
@@ -36,7 +36,7 @@ from raglane.planner.rows import thin_out
 from raglane.planner.texts import range_in_words
 from raglane.runs.configuration import words_of
 from raglane.runs.inspection.reading import Contents
-from raglane.runs.sources import Source
+from raglane.runs.sources import SequenceSource
 from raglane.training.model import ModelConfig
 from raglane.training.settings import ModelSettings, Settings
 
@@ -208,14 +208,14 @@ def inspect(
     contents: Contents,
     settings: Settings,
     *,
-    source: Source,
+    source: SequenceSource,
     ranks: int,
     fresh: bool,
     progress: Progress,
 ) -> Inspection:
     """Summarise data, and measure the layer that would train on it."""
     progress.stage("counting lengths")
-    lengths = Distribution.of(contents.lengths)
+    lengths = LengthCounts.of(contents.lengths)
     sample = thin_out(torch.from_numpy(contents.lengths))[0].numpy()
     drawn = densities(sample)
     progress.stage(MEASURING)
@@ -257,7 +257,7 @@ def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
     )
 
 
-def train_line(path: Path | None, kind: str, source: Source, settings: Settings) -> str:
+def train_line(path: Path | None, kind: str, source: SequenceSource, settings: Settings) -> str:
     """Return the command ``raglane train``, or ``raglane demo`` without a path, for a shell."""
     chosen = words_of(settings, "batch_size")
     if path is None:

@@ -13,12 +13,12 @@ from raglane.planner import texts
 from raglane.report.page import (
     Block,
     Chart,
-    Command,
+    CommandLines,
     Heading,
+    InlinePicture,
     Page,
     Part,
     Picker,
-    Picture,
     Text,
     inline,
 )
@@ -83,7 +83,7 @@ def _advice(inspection: Inspection) -> list[Block]:
     parts: list[Block] = [
         Text(f"Best: {plan.best}."),
         Text(plan.why),
-        Command([inspection.command]),
+        CommandLines([inspection.command]),
     ]
     parts.append(Text(f"A training step fits into memory up to {plan.most_elements:,} elements."))
     if plan.tail:
@@ -173,7 +173,7 @@ def _pictures(inspection: Inspection) -> list[Block]:
         "batch": ("Batch, with the share of real elements if padded", names),
         "layout": ("Layout", {layout: layout for layout in _LAYOUTS}),
     }
-    pictures: list[Picture] = []
+    pictures: list[InlinePicture] = []
     for number, example in enumerate(inspection.examples):
         for layout, (what, draw) in _LAYOUTS.items():
             lengths = example.lengths
@@ -188,7 +188,7 @@ def _pictures(inspection: Inspection) -> list[Block]:
             except ArgumentError:
                 return [Text("These batches have too many elements to draw.")]
             pictures.append(
-                Picture(
+                InlinePicture(
                     svg, caption, caption, name=f"{example.name}-{layout}", is_hidden=bool(pictures)
                 )
             )

@@ -86,7 +86,7 @@ def _look(folder: str) -> tuple[str, bool]:
     return version("raglane"), os.path.isdir(folder)
 
 
-class _Messages:
+class _Mailbox:
     """An actor that stores the messages of workers until the waiting process takes them."""
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ def launch_on_ray(job: Job, callback: Callback | None = None) -> TrainingResult:
         )
     ray = connected()
     require("ray.train.torch", "ray")
-    messages = ray.remote(num_cpus=0)(_Messages).remote()
+    messages = ray.remote(num_cpus=0)(_Mailbox).remote()
     ray_folder = folder / _OWN
     try:
         ray_folder.mkdir(exist_ok=True)
