@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from raglane.planner.machine import cpu_name
 from torch import Tensor, nn
 
 import raglane as rl
+from raglane.native.machine import cpu_name
 
 TOKENS, UNITS, CLASSES = 100, 64, 5
 

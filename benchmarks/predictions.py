@@ -41,8 +41,8 @@ from raglane.native.machine import cpu_name
 from raglane.planner import Plan, Row, calibration
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import LayerWay, at
+from raglane.planner.predicted import epoch_of
 from raglane.planner.probe import Yardstick, make_batch, step_of
-from raglane.planner.rows import epoch_of
 from raglane.planner.texts import range_in_words
 
 TORCH = ("LSTM", "GRU", "RNN")

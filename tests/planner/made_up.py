@@ -14,7 +14,7 @@ from raglane.kernels.dispatch import override
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import calibration, probe
 from raglane.planner.model import Floats, LayerWay, Profile, features
-from raglane.planner.rows import Row
+from raglane.planner.predicted import Row
 from raglane.ragged import Ragged
 
 Costs = Callable[[LayerWay, str], Floats]

@@ -14,7 +14,7 @@ from planner.made_up import ROW, Measured, make_up, seen
 from raglane._utils.words import bytes_in_words, seconds_in_words
 from raglane.planner import Plan, advice, probe, texts
 from raglane.planner.model import Floats, LayerWay
-from raglane.planner.rows import Ratio
+from raglane.planner.predicted import Ratio
 
 LENGTHS = [3, 5, 8, 2, 13, 1, 0, 9] * 33
 # For tests of how often is measured, and not of what.

@@ -18,7 +18,7 @@ from own_cells import Leaky
 from planner.made_up import costs, held, ignore_progress, make_up, seen
 from raglane.errors import DataError
 from raglane.kernels.dispatch import override
-from raglane.planner import calibration, probe, rows
+from raglane.planner import calibration, predicted, probe
 from raglane.planner.calibration import Calibration, calibrate
 from raglane.planner.model import LayerWay, Profile, at, ways_of
 from raglane.planner.probe import MODES, PROBES, draw, lengths_of_file, peak_bytes
@@ -104,7 +104,7 @@ def test_an_interval_contains_nine_of_ten_calls_of_a_noisy_machine(
                     torch.tensor, ([40, 3, 8] * 9, [7] * 30, [90, 80, *range(1, 30)], [30] * 200)
                 ):
                     features = seen(FAST, lengths)
-                    low, high = rows._range(found.spread[FAST, "train"] @ features)
+                    low, high = predicted._range(found.spread[FAST, "train"] @ features)
                     taken = features @ costs(FAST, "train") * rng.lognormal(0, noise, 50)
                     inside.append(np.mean((low <= taken) & (taken <= high)))
                     widths.append(high / low)

@@ -18,7 +18,7 @@ from planner.made_up import ROW, costs, seen
 from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.kernels.cpu.matrix import lanes_of
 from raglane.kernels.dispatch import BACKENDS, override
-from raglane.planner import rows
+from raglane.planner import predicted
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import (
     LayerWay,
@@ -31,8 +31,8 @@ from raglane.planner.model import (
     thread_counts,
     ways_of,
 )
+from raglane.planner.predicted import EpochSample, Row, epoch_of, largest_batch, row_of, thin_out
 from raglane.planner.probe import MODES, PROBES
-from raglane.planner.rows import EpochSample, Row, epoch_of, largest_batch, row_of, thin_out
 from raglane.schedules import SCHEDULES
 
 PADDED, PACKED = (
@@ -361,20 +361,22 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             (override(), torch.get_num_threads(), mode, batch.values.dtype)
         )
 
-    monkeypatch.setattr(rows, "make_batch", make_batch)
-    monkeypatch.setattr(rows, "step_of", step_of)
+    monkeypatch.setattr(predicted, "make_batch", make_batch)
+    monkeypatch.setattr(predicted, "step_of", step_of)
     monkeypatch.setattr(
-        rows, "time_in_turns", lambda calls, _: [call() or 9 - n for n, call in enumerate(calls)]
+        predicted,
+        "time_in_turns",
+        lambda calls, _: [call() or 9 - n for n, call in enumerate(calls)],
     )
-    monkeypatch.setattr(rows, "peak_bytes", lambda call, _: call() or 7)
+    monkeypatch.setattr(predicted, "peak_bytes", lambda call, _: call() or 7)
     return known
 
 
 def test_other_cells_are_built_like_the_layer(compared: dict[str, Any]) -> None:
     for layer in (rl.nn.GRU(3, 4, 2, bidirectional=True).eval(), rl.nn.GRU(3, 5).bfloat16()):
         compared["layers"].clear()
-        found = rows.compare_cells(layer, torch.tensor(MANY), replace(ROW, threads=2))
-        expected = [rows.Ratio(*[n / 9] * 3) for n in range(2, 9)]
+        found = predicted.compare_cells(layer, torch.tensor(MANY), replace(ROW, threads=2))
+        expected = [predicted.Ratio(*[n / 9] * 3) for n in range(2, 9)]
         assert (list(found.values()), [*found][-1]) == (expected, "LSTM")
         dtype = layer.weight_ih_l0.dtype
         assert set(compared["ran"][-8:]) <= {
@@ -395,14 +397,14 @@ def test_other_cells_are_built_like_the_layer(compared: dict[str, Any]) -> None:
     ) == (200, 1007)
     assert compared["ran"][-1] == (("padded", "torch"), 2, "train", torch.bfloat16)
     lengths = torch.arange(1, 49)
-    rows.compare_cells(rl.nn.GRU(3, 4), lengths, ROW)
+    predicted.compare_cells(rl.nn.GRU(3, 4), lengths, ROW)
     batches = epoch_of(lengths, ROW.limit, bucketed=False).batches
     below = [batch for batch in batches if batch.sum() < compared["lengths"].sum()]
     assert any(torch.equal(compared["lengths"], batch) for batch in batches)
     assert len(below) == len(batches) // 2 == 3
     # On a few thousand elements.
     for length, wanted in ((1000, [1000] * 4), (4096, [4096]), (10_000, [4096])):
-        rows.compare_cells(rl.nn.GRU(3, 4), torch.full((80,), length), ROW)
+        predicted.compare_cells(rl.nn.GRU(3, 4), torch.full((80,), length), ROW)
         assert compared["lengths"].tolist() == wanted
 
 
@@ -451,7 +453,7 @@ def test_the_longest_is_in_a_sample() -> None:
     # The batch with the most steps need not have the most elements.
     longest, real = np.full(500, 5), np.full(500, 20)
     longest[7], real[3] = 90, 40
-    assert {3, 7} <= set(rows._choose(longest, real, 0)[0].tolist())
+    assert {3, 7} <= set(predicted._choose(longest, real, 0)[0].tolist())
     part, factor = thin_out(torch.arange(200_000))
     assert part.shape == (1 << 16,)
     assert factor == 200_000 / (1 << 16)

@@ -11,7 +11,7 @@ import pytest
 from torch import Tensor, nn
 
 from raglane.planner import Plan, Row, texts
-from raglane.planner.rows import Ratio
+from raglane.planner.predicted import Ratio
 
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
 # Backend, schedule, nanoseconds per element, and True if it computes padding.

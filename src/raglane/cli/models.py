@@ -382,7 +382,7 @@ def _on_ray(
         name = next(iter(named))
         rule = "unset for the engine ray, which reads the columns of the training data"
         raise ArgumentError(name, quote(named[name]), rule, "leave it out")
-    from raglane.runs.on_ray import predict_on_ray
+    from raglane.runs.ray_predictions import predict_on_ray
     from raglane.runs.run import load
 
     count = predict_on_ray(load(run, cell=cell), str(data), output, **more)

@@ -24,7 +24,7 @@ from raglane.planner import calibration as calibrations
 from raglane.planner import texts
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import LayerWay, as_layer, thread_counts, ways_of
-from raglane.planner.rows import (
+from raglane.planner.predicted import (
     Ratio,
     Row,
     compare_cells,

@@ -14,7 +14,7 @@ from raglane._utils.drawing import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, 
 from raglane._utils.words import bytes_in_words, seconds_in_words
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import Profile
-from raglane.planner.rows import LEAST, Row, epoch_of, thin_out
+from raglane.planner.predicted import LEAST, Row, epoch_of, thin_out
 from raglane.plot.picture import SMALL, Box, Picture, label, look, picture_in
 
 COLUMNS = (

@@ -3,7 +3,7 @@
 While the step runs, torch passes each operation to a :class:`Tracer`. The tensors are on the device
 ``meta``, without numbers. A tensor that depends only on parameters is *known*: the tracer computes
 it and records its operations (:class:`Computation`), which torch repeats before each time loop, under
-autograd. Any other tensor has rows: it has marks (:mod:`raglane.programs.rows`), and its operations
+autograd. Any other tensor has rows: it has marks (:mod:`raglane.programs.row_counts`), and its operations
 become nodes of a graph.
 """
 
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raglane.programs.graph import DEPENDS, Columns, Graph, Node, Refused, Result
 from raglane.programs.parameters import Computation, Known, ParameterOps, Slices, slices_of
-from raglane.programs.rows import FREE, SHIFT, Reading, RowsMeet, align, free, marks_of
+from raglane.programs.row_counts import FREE, SHIFT, Reading, RowsMeet, align, free, marks_of
 from raglane.programs.step import stand_in
 
 # Candidates for the number of traced rows. It must divide no size, so that it can be recognised.

@@ -83,7 +83,7 @@ class SequenceSource:
     def of(self, data: Any, labels: Any = None, name: str = "data") -> SequenceSource:
         """Return another source with the same columns: a path, or data in memory."""
         if not isinstance(data, (str, os.PathLike)):
-            from raglane.data.memory import listed
+            from raglane.data.assemble.in_memory import listed
 
             return replace(self, path=None, held=(listed(data), listed(labels)))
         if labels is not None:
@@ -216,9 +216,9 @@ class SequenceSource:
     def _guess_in_memory(self, loss: str | None) -> tuple[Dataset, str]:
         """Return data in memory with its task, which a Dataset determines."""
         from raglane.data.assemble.errors import accepted
+        from raglane.data.assemble.in_memory import InMemory
         from raglane.data.assemble.opened import guess
         from raglane.data.dataset import Dataset
-        from raglane.data.memory import InMemory
         from raglane.data.reading import check_in_memory
 
         data, labels = self.held or (None, None)

@@ -13,12 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from raglane._utils.messages import quote, require
-from raglane.data.arrays import Entries, Integers
 from raglane.data.assemble.elements import records_of_rows
 from raglane.data.assemble.errors import accepted
 from raglane.data.assemble.grouping import is_plain
 from raglane.data.assemble.pieces import Piece, sift
-from raglane.data.assemble.rows import row_piece
+from raglane.data.assemble.tabular import row_piece
 from raglane.data.assemble.times import joined_ids
 from raglane.data.columns import Columns
 from raglane.data.records import Records
@@ -34,6 +33,7 @@ from raglane.data.sources.csv import (
 )
 from raglane.data.sources.files import data_error
 from raglane.data.sources.lines import Start
+from raglane.data.typed.arrays import Entries, Integers
 from raglane.data.typed.column import Column, TextColumn, concatenated
 
 _Columns = dict[str, Column]

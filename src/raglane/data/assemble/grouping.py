@@ -10,21 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from raglane._utils.messages import count_of, quote, require
-from raglane.data.arrays import Array, Bools, Entries, Floats, Integers
 from raglane.data.assemble.errors import refused
 from raglane.data.assemble.times import UnreadTime, in_words, joined_ids, times_of
 from raglane.data.columns import Columns, option
-from raglane.data.names import (
-    MISSING_WORDS,
-    TIME_NAMES,
-)
 from raglane.data.records import offsets_of, place_of
 from raglane.data.roles import Facts, Refusal, Roles
 from raglane.data.roles.rules import MOST_REPEATED, series_columns, taken
 from raglane.data.sources.files import data_error
 from raglane.data.sources.short_rows import check_ends
+from raglane.data.typed.arrays import Array, Bools, Entries, Floats, Integers
 from raglane.data.typed.column import Column, TextColumn, Typed, numbers_in
 from raglane.data.typed.dates import gaps_in
+from raglane.data.typed.names import (
+    MISSING_WORDS,
+    TIME_NAMES,
+)
 
 # A soft hyphen, a space without width, a word joiner, and a byte order mark.
 _INVISIBLE = "\u00ad\u200b\u2060\ufeff"

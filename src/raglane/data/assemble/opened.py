@@ -18,7 +18,7 @@ from raglane.data.assemble.errors import accepted
 from raglane.data.assemble.grouping import check_rows
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.padding import without_padding
-from raglane.data.assemble.rows import whole_rows, wide_rows
+from raglane.data.assemble.tabular import whole_rows, wide_rows
 from raglane.data.columns import Columns, option
 from raglane.data.records import Records, Targets, as_float32, offsets_of
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide_rows

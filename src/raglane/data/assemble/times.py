@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raglane._utils.messages import quote, require
-from raglane.data.arrays import Array, Bools, Entries, Floats
 from raglane.data.columns import option
-from raglane.data.names import (
-    NO_TIME,
-)
 from raglane.data.roles.rules import Refusal
 from raglane.data.typed import dates, decimals
+from raglane.data.typed.arrays import Array, Bools, Entries, Floats
 from raglane.data.typed.column import Column
+from raglane.data.typed.names import (
+    NO_TIME,
+)
 
 _RULE = "a file with times that are numbers, or dates such as 2024-01-31T12:30:00, 2024-01, 2024 Q1 or 2024 Jan"
 

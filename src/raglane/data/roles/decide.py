@@ -7,15 +7,11 @@ from dataclasses import replace
 
 from raglane._utils.messages import quote, quote_all, require
 from raglane.data.columns import Columns, option
-from raglane.data.names import (
-    ROLE_NAMES,
-    TEXT_NAMES,
-)
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.labels import label_of
 from raglane.data.roles.lists import decide_lists
 from raglane.data.roles.roles import Roles, Shape
-from raglane.data.roles.rows import rows_are_elements
+from raglane.data.roles.row_shape import rows_are_elements
 from raglane.data.roles.rules import ID, Refusal, RoleColumns, first, row_numbers, time_rules
 from raglane.data.roles.steps import (
     NO_STEPS,
@@ -26,6 +22,10 @@ from raglane.data.roles.steps import (
     unused_steps,
 )
 from raglane.data.typed.arrow import is_bytes
+from raglane.data.typed.names import (
+    ROLE_NAMES,
+    TEXT_NAMES,
+)
 from raglane.tasks import TASKS
 
 # Names of the texts, and of their transcriptions, of a table of two columns.

@@ -7,12 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from raglane._utils.messages import quote, quote_all
-from raglane.data.arrays import Integers
 from raglane.data.columns import Columns, option
-from raglane.data.names import (
-    MISSING_WORDS,
-    ROLE_NAMES,
-)
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.rules import (
     Refusal,
@@ -23,6 +18,11 @@ from raglane.data.roles.rules import (
     first,
     only,
     parts_of,
+)
+from raglane.data.typed.arrays import Integers
+from raglane.data.typed.names import (
+    MISSING_WORDS,
+    ROLE_NAMES,
 )
 from raglane.tasks import TASKS
 

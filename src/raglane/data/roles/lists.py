@@ -12,11 +12,6 @@ from typing import Any
 
 from raglane._utils.messages import quote
 from raglane.data.columns import Columns, is_named, option
-from raglane.data.names import (
-    ID_NAMES,
-    ROLE_NAMES,
-    TIME_NAMES,
-)
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.label_types import fits, label_test
 from raglane.data.roles.roles import Roles, Shape
@@ -32,6 +27,11 @@ from raglane.data.roles.rules import (
     usual_id,
 )
 from raglane.data.typed.arrow import arrow_types, is_id, is_list, is_sequence, is_text
+from raglane.data.typed.names import (
+    ID_NAMES,
+    ROLE_NAMES,
+    TIME_NAMES,
+)
 from raglane.tasks import TASKS
 
 _Kinds = Mapping[str, Any]

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from raglane._utils.messages import argument, count_of, quote, quote_all
 from raglane.data.columns import LISTS, Columns, option
-from raglane.data.names import (
+from raglane.data.roles.facts import Facts
+from raglane.data.typed.names import (
     CALENDAR_NAMES,
     NO_TIME,
     PERIOD_NAMES,
@@ -21,7 +22,6 @@ from raglane.data.names import (
     TIME_NAMES,
     TOKEN_NAMES,
 )
-from raglane.data.roles.facts import Facts
 
 # The largest share of rows with a time that repeats, which are kept without an option.
 MOST_REPEATED = 0.05

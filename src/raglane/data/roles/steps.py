@@ -15,14 +15,14 @@ import numpy as np
 
 from raglane._utils.messages import quote_all
 from raglane.data.columns import Columns
-from raglane.data.names import (
-    ROLE_NAMES,
-    TIME_NAMES,
-)
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.rules import parts_of
 from raglane.data.typed import dates
 from raglane.data.typed.column import written
+from raglane.data.typed.names import (
+    ROLE_NAMES,
+    TIME_NAMES,
+)
 
 # A column that may be a step: a prefix and a number.
 NUMBERED = re.compile(r"(.*?)(\d{1,6})")

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from raglane._utils.messages import argument, count_of
-from raglane.data.arrays import Integers
 from raglane.data.columns import LISTS, Columns, option
 from raglane.data.roles.rules import Refusal, RoleColumns
+from raglane.data.typed.arrays import Integers
 from raglane.data.typed.tags import are_entities
 
 

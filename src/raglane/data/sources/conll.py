@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from raglane._utils.messages import count_of, quote, quote_all, require
-from raglane.data.arrays import Integers
 from raglane.data.columns import LISTS
 from raglane.data.records import offsets_of
 from raglane.data.sources.files import data_error
 from raglane.data.sources.table import SourceTable, whole_table
+from raglane.data.typed.arrays import Integers
 from raglane.data.typed.tags import are_entities, is_entity
 
 SUFFIXES = (".conll", ".conllu", ".conllx", ".conllup", ".iob", ".iob2", ".bio", ".bioes")

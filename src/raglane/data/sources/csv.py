@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import count_of, quote, quote_all, require
-from raglane.data.arrays import Bools, Entries
 from raglane.data.columns import Columns, is_named, option
 from raglane.data.sources.files import (
     BYTES,
@@ -50,6 +49,7 @@ from raglane.data.sources.layout import UTF16, PlainTable, plain
 from raglane.data.sources.plain_csv import plain_blocks, plain_columns
 from raglane.data.sources.short_rows import ShortRows
 from raglane.data.sources.table import SourceTable
+from raglane.data.typed.arrays import Bools, Entries
 from raglane.data.typed.column import Column, TextColumn, numbers_in
 from raglane.data.typed.dates import is_date
 from raglane.data.typed.decimals import CommaColumns

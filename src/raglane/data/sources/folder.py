@@ -18,19 +18,19 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import argument, count_of, quote, quote_all, require, shorten
-from raglane.data.arrays import Array
 from raglane.data.columns import Columns, option
-from raglane.data.names import (
-    ROLE_NAMES,
-    ROW_ID_NAMES,
-    TEXT_NAMES,
-)
 from raglane.data.sources import csv, ipc, npz, text
 from raglane.data.sources.files import data_error, decode, open_error, read_bytes, suffix_of
 from raglane.data.sources.layout import has_header, is_table, rows_of
 from raglane.data.sources.table import SourceTable, whole_table
+from raglane.data.typed.arrays import Array
 from raglane.data.typed.arrow import is_list, lists
 from raglane.data.typed.column import Column, TextColumn, Typed, concatenated
+from raglane.data.typed.names import (
+    ROLE_NAMES,
+    ROW_ID_NAMES,
+    TEXT_NAMES,
+)
 
 _TABLES = (".csv", ".tsv", ".psv", ".tab", ".dat", ".data")
 _ARROW = (".parquet", ".pq", ".arrow", ".feather")

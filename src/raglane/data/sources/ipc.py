@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import require, shorten
-from raglane.data.arrays import Integers
 from raglane.data.columns import Columns
 from raglane.data.sources.files import BYTES, ROWS, check_readable, data_error, open_error
 from raglane.data.sources.table import SourceTable, arrow_table, whole_table
+from raglane.data.typed.arrays import Integers
 from raglane.data.typed.arrow import arrow_types, is_text
 from raglane.errors import DataError
 

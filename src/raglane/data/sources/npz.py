@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from raglane._utils.messages import quote, require
-from raglane.data.arrays import Array
 from raglane.data.sources.files import data_error, read_bytes
 from raglane.data.sources.table import SourceTable, whole_table
+from raglane.data.typed.arrays import Array
 from raglane.data.typed.arrow import lists, lists_of
 
 

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from raglane._utils.messages import argument, count_of, quote_all
-from raglane.data.arrays import Entries, Integers
 from raglane.data.sources.files import data_error
 from raglane.data.sources.layout import PlainTable
+from raglane.data.typed.arrays import Entries, Integers
 from raglane.data.typed.column import Column, TextColumn
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.messages import quote
-from raglane.data.arrays import Integers
 from raglane.data.sources.files import data_error
+from raglane.data.typed.arrays import Integers
 from raglane.data.typed.column import Column, Typed
 from raglane.errors import DataError
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from raglane._utils.memory import mapped_bytes
 from raglane._utils.messages import quote
-from raglane.data.arrays import Array, Entries, Integers
 from raglane.data.columns import Columns
 from raglane.data.prepare.statistics import Statistics
 from raglane.data.records import Feature, Records, Targets, joined
 from raglane.data.store.fragments import Fragment, Layout, Store
+from raglane.data.typed.arrays import Array, Entries, Integers
 from raglane.errors import DataError
 
 # The most bytes of cached Parquet row groups; beyond it, the least recently used one is dropped.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.messages import argument, quote, require
-from raglane.data.arrays import Array
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.padding import may_be_padded
 from raglane.data.assemble.streams import decided
@@ -36,6 +35,7 @@ from raglane.data.sources.table import SourceTable, whole_table
 from raglane.data.store.folders import expand
 from raglane.data.store.fragments import Layout, Store, check_labels
 from raglane.data.store.shards import Shards
+from raglane.data.typed.arrays import Array
 from raglane.errors import ArgumentError
 
 

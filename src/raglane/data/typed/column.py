@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import require
-from raglane.data.arrays import Array, Bools, Entries, Floats, Integers
 from raglane.data.typed import decimals
+from raglane.data.typed.arrays import Array, Bools, Entries, Floats, Integers
 
 # Spellings of a missing number, in lower case.
 MISSING = ("", "nan", "na", "n/a", "null", "none", "?")

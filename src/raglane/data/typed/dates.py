@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import require
-from raglane.data.arrays import Array, Entries, Integers
+from raglane.data.typed.arrays import Array, Entries, Integers
 
 _CLOCK = r"(?P<hour>\d{1,2}):\d\d(?P<second>:\d\d)?(?P<fraction>[.,]\d{1,9})?"
 _HALF = r"(?P<half>\s?[AaPp]\.?[Mm]\.?)?"

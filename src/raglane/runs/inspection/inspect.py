@@ -32,7 +32,7 @@ from raglane.data.store.conversion import Progress
 from raglane.native.machine import facts
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
-from raglane.planner.rows import thin_out
+from raglane.planner.predicted import thin_out
 from raglane.planner.texts import range_in_words
 from raglane.runs.configuration import words_of
 from raglane.runs.inspection.reading import Contents

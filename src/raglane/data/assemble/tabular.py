@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import quote, require
-from raglane.data.arrays import Bools, Floats
 from raglane.data.assemble.elements import records_of_rows
 from raglane.data.assemble.grouping import check_rows
 from raglane.data.assemble.lists import records_of
@@ -29,6 +28,7 @@ from raglane.data.roles.steps import NO_STEPS, StepColumns
 from raglane.data.sources.files import data_error
 from raglane.data.sources.short_rows import note_ends
 from raglane.data.typed import decimals
+from raglane.data.typed.arrays import Bools, Floats
 from raglane.data.typed.column import Column, TextColumn
 from raglane.tasks import TASKS
 

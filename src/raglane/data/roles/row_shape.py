@@ -7,19 +7,19 @@ from collections.abc import Callable
 import numpy as np
 
 from raglane.data.columns import Columns
-from raglane.data.names import (
-    PERIOD_NAMES,
-    ROLE_NAMES,
-    ROW_ID_NAMES,
-    TEXT_NAMES,
-    TIME_NAMES,
-)
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.lists import decide_lists
 from raglane.data.roles.roles import Roles, Shape
 from raglane.data.roles.rules import Refusal, parts_of, usual_id
 from raglane.data.roles.steps import NUMBERED, steps_of
 from raglane.data.typed.arrow import is_list, is_text
+from raglane.data.typed.names import (
+    PERIOD_NAMES,
+    ROLE_NAMES,
+    ROW_ID_NAMES,
+    TEXT_NAMES,
+    TIME_NAMES,
+)
 
 
 def rows_are_elements(

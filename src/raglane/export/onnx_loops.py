@@ -44,7 +44,7 @@ class OnnxLoops(graph.Loops):
     steps: list[Step] = field(default_factory=list)
 
     def run_layer(self, layer: Request, table: Callable[[], Table]) -> Result | None:
-        """See :class:`raglane.kernels.graph.OnnxLoops`."""
+        """See :class:`raglane.kernels.graph.Loops`."""
         operator = None if layer.need_states else _operator_of(layer)
         return None if operator is None else _run_operator(operator, layer, table())
 
@@ -57,7 +57,7 @@ class OnnxLoops(graph.Loops):
         sizes: list[int],
         reverse: bool,
     ) -> list[Tensor]:
-        """See :class:`raglane.kernels.graph.OnnxLoops`."""
+        """See :class:`raglane.kernels.graph.Loops`."""
         self.steps.append(step)
         whole, padded = _with_a_row(table, state)
         results = torch.onnx.ops.symbolic_multi_out(

@@ -24,7 +24,7 @@ from raglane.errors import ArgumentError, DataError, RaglaneError
 from raglane.runs.run import Run
 from raglane.runs.tables import TablePredictor
 from raglane.training.predictions import parquet_bytes
-from raglane.training.ranks.on_ray import check_machines, connected
+from raglane.training.ranks.ray_workers import check_machines, connected
 
 # The most rows of a block that has several row groups; a row group is never split.
 _ROWS = 16_384
