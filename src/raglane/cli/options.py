@@ -269,9 +269,13 @@ def _parameter(kind: Any, name: str) -> inspect.Parameter:
     )
 
 
+# Evaluating the annotations of all fields takes milliseconds, and each command has dozens of them.
+_hints_of = functools.cache(get_type_hints)
+
+
 def _key(kind: Any, name: str) -> Key:
     """Return the key in a TOML file of a field of a dataclass, with the type of its text."""
-    hint = get_type_hints(kind)[name]
+    hint = _hints_of(kind)[name]
     return Key(flag_of(kind, name), _WRITTEN.get(hint, hint), options(kind)[name].also)
 
 
