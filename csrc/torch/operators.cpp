@@ -4,7 +4,7 @@
 // called by kernels/cpu/layer.py, `run_program` by kernels/cpu/programs.py, and `layer` by models that AOTInductor
 // compiled, without Python. All tensors are checked before the kernels get their addresses.
 #include <memory>
-#include <tuple>
+#include <new>
 #include <type_traits>
 
 #include "layer.h"
@@ -13,17 +13,16 @@
 namespace raglane::operators {
 namespace {
 
-// `head` (17), int64: the fields of raglane_layer before its addresses, whose counts are not read. Returns the output, if
-// it is needed or saved; the final states; the gates, if saved; and c after each element, if needed or
-// saved. Nothing if the kernels cannot read a tensor, or if so much is saved that the caller has its own memory for it.
-// With a layout other than FLAT, `values` and a needed output have it, `offsets` are the sizes of class Rows, and saved
-// flat values, the flat output and places follow.
+// `head` (18), int64: see head_size. Returns the output, if it is needed or saved; the final states; the gates, if saved;
+// and c after each element, if needed or saved. With a layout other than FLAT, `values` and a needed output have it,
+// `offsets` are the sizes of class Rows, and saved flat values, the flat output and places follow. Refuses a call of which
+// the kernels cannot read a tensor.
 std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts,
                                 const std::optional<Tensor>& packed, bool need_output, bool save, bool need_c,
                                 const std::optional<Tensor>& order, int64_t layout) {
   std::optional<Rows> rows;
   if (layout != FLAT) rows.emplace(layout, values, offsets, order);
-  if (rows && !rows->fits) return {};
+  if (rows && !rows->fits) refuse("the kernels cannot read the rows of a table");
   Layer layer(head, rows ? rows->offsets() : offsets, values, parts, packed.has_value(), rows ? &*rows : nullptr, save);
   raglane_layer& call = layer.call;
   std::vector<Tensor> results;
@@ -31,9 +30,11 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
     // The kernels compare its header with the call.
     const int64_t bytes = packed->numel();
     call.packed = layer.read(*packed, {bytes}, packed->scalar_type());
-    layer.fits = layer.fits && packed->element_size() == 1 && bytes == layer.packed_bytes();
+    layer.require_fit();
+    if (packed->element_size() != 1 || bytes != layer.packed_bytes())
+      refuse("packed must be the weights of this layer and instruction set, got others");
   }
-  if (!layer.fits || (save && (layer.is_large(layer.of_gates()) || layer.is_large(layer.of_c_states())))) return results;
+  layer.require_fit();
   if (rows) {
     rows->threads = call.threads;
     rows->flatten(layer.flat ? layer.flat->data_ptr() : nullptr);
@@ -43,8 +44,9 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
   if (need_output || save) call.output = layer.write(results, layer.of_output());
   call.final_h = layer.write(results, layer.of_state(0));
   if (layer.facts.has_c) call.final_c = layer.write(results, layer.of_state(1));
-  if (save) call.gates = layer.write(results, layer.of_gates());
-  if (save || need_c) call.c_states = layer.write(results, layer.of_c_states());
+  if (save) call.gates = layer.keep(results, layer.of_gates());
+  if (need_c) call.c_states = layer.write(results, layer.of_c_states());
+  else if (save) call.c_states = layer.keep(results, layer.of_c_states());
   layer.run(raglane_forward);
   if (rows && save) results.insert(results.end(), {*layer.flat, results[0], *rows->places});
   if (rows && need_output && layer.flat) results[0] = rows->scatter(call.output, layer.of_output().sizes[1], layer.dtype);
@@ -54,27 +56,28 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
 
 // Gradients of the values and parts, those that are needed. `saved`: the output, gates and c of forward, then the
 // gradients of the output, of c after each element and of the final states, or none for zeros. `over_gates` and `over_c`:
-// the memory of saved gates and c may be overwritten. Nothing as in forward. `in_layout`: `offsets` are the places of
-// class Rows, and the gradients of output and values have the layout.
+// the memory of saved gates and c may be overwritten. `in_layout`: `offsets` are the places of class Rows, and the
+// gradients of output and values have the layout. `with_steps`: grad_gates and previous_h follow, unless they overwrite,
+// then grad_h, unprojected and grad_skip, if the layer has them. Refuses calls as forward does.
 std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts,
                                  const Parts& saved, const std::vector<bool>& needed, bool over_gates, bool over_c,
-                                 bool in_layout) {
+                                 bool in_layout, bool with_steps) {
   std::optional<Rows> rows;
   if (in_layout) rows.emplace(offsets);
-  if (rows && !rows->fits) return {};
+  if (rows && !rows->fits) refuse("the kernels cannot read the places of a table");
   Layer layer(head, rows ? rows->offsets() : offsets, values, parts);
   raglane_layer& call = layer.call;
-  std::vector<Tensor> results;
-  const bool is_matrix = !layer.facts.is_elementwise;
-  if (!layer.fits || saved.size() != 7 || needed.size() != 1 + parts.size() || values.dim() != 2) return results;
+  layer.require_fit();
+  if (saved.size() != 7 || needed.size() != 1 + parts.size() || values.dim() != 2)
+    refuse("seven saved tensors, and values (N, D), are required");
   // The rows are gathered and scattered by the places, and the other tensors have the shapes of the values.
-  if (rows && rows->elements() != call.elements) return results;
+  if (rows && rows->elements() != call.elements) refuse("the places of a table must be those of the values");
   const Shape of_output = layer.of_output(), of_gates = layer.of_gates(), of_c = layer.of_c_states();
   call.output = layer.read(saved[0], of_output);
   call.gates = layer.read(saved[1], of_gates);
   call.c_states = layer.read(saved[2], of_c);
   std::optional<Tensor> grad_output = saved[3];
-  if (!layer.fits) return results;
+  layer.require_fit();
   if (rows) rows->threads = call.threads;
   if (rows && grad_output) {
     grad_output = rows->gather(*saved[3], of_output, layer.dtype);
@@ -84,22 +87,24 @@ std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, cons
   call.grad_c_states = layer.read(saved[4], of_c);
   call.grad_final_h = layer.read(saved[5], layer.of_state(0));
   call.grad_final_c = layer.read(saved[6], layer.of_state(1));
+  layer.require_fit();
   // With recomputed gates these are in the kernels' scratch.
+  const bool is_matrix = !layer.facts.is_elementwise;
   const int64_t k = call.directions, n = call.checkpoint_every ? 0 : call.elements, hidden = call.hidden_size;
   const Shape of_grads = is_matrix ? Shape(k, n, call.gate_stride)
                                    : Shape(k, n, (layer.facts.gates + (call.weights[0].skip != nullptr)) * hidden);
-  if (!layer.fits || layer.is_large(of_grads) || layer.is_large({k, n, layer.state_size()})) return results;
-  call.grad_gates = over_gates && of_gates.sizes[2] ? call.gates : layer.scratch(of_grads);
+  std::vector<Tensor> steps, results;
+  call.grad_gates = over_gates && of_gates.sizes[2] ? call.gates : layer.keep(steps, of_grads);
   if (is_matrix) {
-    call.previous_h = over_c ? call.c_states : layer.scratch({k, n, layer.state_size()});
+    call.previous_h = over_c ? call.c_states : layer.keep(steps, {k, n, layer.state_size()});
     if (call.projection_size) {
-      call.grad_h = layer.scratch({k, n, call.projection_size});
-      call.unprojected = layer.scratch({k, n, hidden});
+      call.grad_h = layer.keep(steps, {k, n, call.projection_size});
+      call.unprojected = layer.keep(steps, {k, n, hidden});
     }
   } else if (layer.facts.skips && !call.weights[0].skip) {
-    call.grad_skip = layer.scratch({k, n, hidden});
+    call.grad_skip = layer.keep(steps, {k, n, hidden});
   }
-  results.reserve(needed.size());
+  results.reserve(needed.size() + steps.size());
   if (needed[0]) call.grad_values = layer.write(results, {call.elements, call.input_size});
   for (size_t part = 0; part < parts.size(); part++) {
     if (!needed[1 + part] || !parts[part].has_value()) continue;
@@ -112,7 +117,12 @@ std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, cons
         layer.write(results, weight.shape);
   }
   layer.run(raglane_backward);
-  if (rows && needed[0]) results[0] = rows->scatter(call.grad_values, call.input_size, layer.dtype);
+  if (rows && needed[0]) try {
+    results[0] = rows->scatter(call.grad_values, call.input_size, layer.dtype);
+  } catch (const Refusal& refusal) {
+    throw Refusal(refusal.reason, refusal.status == RAGLANE_BAD_ARGUMENT ? spent : refusal.status);
+  }
+  if (with_steps) results.insert(results.end(), steps.begin(), steps.end());
   return results;
 }
 
@@ -127,25 +137,32 @@ std::vector<Tensor> run_program(const Tensor& code, const Tensor& offsets, const
   return program.results;
 }
 
+// The answer of a call, which throws nothing.
+template <class Call> Answer answer(Call&& call) {
+  try {
+    return {call(), RAGLANE_OK, ""};
+  } catch (const Refusal& refusal) {
+    return {{}, refusal.status, refusal.reason};
+  } catch (const std::bad_alloc&) {
+    return {{}, RAGLANE_OUT_OF_MEMORY, "not enough memory for the call"};
+  } catch (const std::exception& error) {
+    return {{}, RAGLANE_BAD_ARGUMENT, error.what()};
+  }
+}
+
+Answer forward(Tensor head, Tensor offsets, Tensor values, Parts parts, std::optional<Tensor> packed, bool need_output,
+               bool save, bool need_c, std::optional<Tensor> order, int64_t layout) {
+  return answer([&] { return run_forward(head, offsets, values, parts, packed, need_output, save, need_c, order, layout); });
+}
+
+Answer backward(Tensor head, Tensor offsets, Tensor values, Parts parts, Parts saved, std::vector<bool> needed,
+                bool over_gates, bool over_c, bool in_layout, bool with_steps) {
+  return answer([&] {
+    return run_backward(head, offsets, values, parts, saved, needed, over_gates, over_c, in_layout, with_steps);
+  });
+}
+
 // Python reports the errors, of a call of its own.
-std::vector<Tensor> forward(Tensor head, Tensor offsets, Tensor values, Parts parts, std::optional<Tensor> packed,
-                            bool need_output, bool save, bool need_c, std::optional<Tensor> order, int64_t layout) {
-  try {
-    return run_forward(head, offsets, values, parts, packed, need_output, save, need_c, order, layout);
-  } catch (const std::exception&) {
-    return {};
-  }
-}
-
-std::vector<Tensor> backward(Tensor head, Tensor offsets, Tensor values, Parts parts, Parts saved,
-                             std::vector<bool> needed, bool over_gates, bool over_c, bool in_layout) {
-  try {
-    return run_backward(head, offsets, values, parts, saved, needed, over_gates, over_c, in_layout);
-  } catch (const std::exception&) {
-    return {};
-  }
-}
-
 std::vector<Tensor> program(Tensor code, Tensor offsets, std::vector<Tensor> inputs, Parts over, int64_t isa,
                             int64_t flags, int64_t threads, bool ascending) {
   try {
@@ -199,12 +216,12 @@ std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor
   // Read only if gates are saved, which inference does not do; checked anyway.
   call.gate_stride = 4 * ((hidden + 15) / 16 * 16);
   Tensor head = empty({head_size}, ScalarType::Long);
-  std::memcpy(head.data_ptr(), &call, sizeof(int64_t) * head_size);
+  std::memcpy(head.data_ptr(), &call, sizeof(int64_t) * field_count);
+  static_cast<int64_t*>(head.data_ptr())[field_count] = INT64_MAX;  // nothing is saved
   Parts parts = {h};
   if (c.has_value()) parts.push_back(c);
   parts.insert(parts.end(), weights.begin(), weights.end());
   auto results = run_forward(head, offsets, values, parts, {}, true, false, false, {}, FLAT);
-  if (results.empty()) refuse("a tensor does not fit the layer");
   return {results[0], results[1], results.size() > 2 ? results[2] : empty(Shape(0), values.scalar_type())};
 }
 
@@ -212,8 +229,10 @@ std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor
 template <auto function> struct Refused;
 template <class Result, class... Args, Result (*function)(Args...)> struct Refused<function> {
   static Result call(Args...) {
+    constexpr const char* reason = "a tensor's numbers are not those of its memory";
     if constexpr (std::is_same_v<Result, std::vector<Tensor>>) return {};
-    refuse("a tensor's numbers are not those of its memory");
+    if constexpr (std::is_same_v<Result, Answer>) return {{}, RAGLANE_BAD_ARGUMENT, reason};
+    refuse(reason);
   }
 };
 constexpr const char* refused[] = {"Negative", "ZeroTensor", "FuncTorchGradWrapper", "Python"};
@@ -225,9 +244,9 @@ class Registration {
     try {
       StableLibrary& names = add(StableLibrary::Kind::FRAGMENT, nullptr);
       names.def("forward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor? packed, bool need_output,"
-                " bool save, bool need_c, Tensor? order, int layout) -> Tensor[]");
+                " bool save, bool need_c, Tensor? order, int layout) -> (Tensor[], int, str)");
       names.def("backward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor?[] saved, bool[] needed,"
-                " bool over_gates, bool over_c, bool in_layout) -> Tensor[]");
+                " bool over_gates, bool over_c, bool in_layout, bool with_steps) -> (Tensor[], int, str)");
       names.def("run_program(Tensor code, Tensor offsets, Tensor[] inputs, Tensor?[] over, int isa, int flags,"
                 " int threads, bool ascending) -> Tensor[]");
       names.def("layer(str cell, Tensor values, Tensor offsets, Tensor h, Tensor? c, Tensor?[] weights)"

@@ -286,9 +286,11 @@ def calls() -> list[Call]:
 def _outcome(call: Call, changes: dict[int, str], *, before: bool = False) -> list[Any] | None:
     """Return the results of a call; None if it was refused, or torch cannot make the changes."""
     try:
-        found = call.run(changes, before=before)
+        answer = call.run(changes, before=before)
     except Exception:  # whatever torch raises for tensors of such kinds
         return None
+    # Some operators also return a status and a reason.
+    found = [part for part in answer if isinstance(part, Tensor)]
     if any(part.is_meta for part in found):
         return None
     # Reading all results finds those in memory that is not theirs.

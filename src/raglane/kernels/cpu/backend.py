@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -29,6 +30,7 @@ from raglane.kernels.cpu.layer import (
     LayerResult,
     OutputGrads,
     Saved,
+    TableRefusedError,
     Tensors,
     are_hooked,
     is_last_use,
@@ -182,21 +184,21 @@ def run_layer(
     except AttributeError:
         layer.admit(offsets, tensors, depth)  # raises, because one is not a tensor
         raise
-    packed = None if save else packed
-    result = layer.try_forward(
-        offsets, tensors, need_output=need_output, save=save, need_c=need_c, packed=packed
+    result = layer.forward(
+        offsets,
+        tensors,
+        need_output=need_output,
+        save=save,
+        need_c=need_c,
+        packed=None if save else packed,
+        depth=depth,
     )
-    if save:
-        apply = _Recurrence.apply if result is None else _apply
-        output, *rest = apply(layer, result, offsets, need_c, depth, *tensors)  # type: ignore[no-untyped-call]
-        c_states = rest.pop() if need_c else None
-        return output if need_output else None, tuple(rest), c_states
-    if result is None:
-        admitted = layer.admit(offsets, tensors, depth)
-        result = layer.forward(
-            admitted, need_output=need_output, save=False, need_c=need_c, packed=packed
-        )
-    return result.output, result.final, result.c_states if need_c else None
+    if not save:
+        return result.output, result.final, result.c_states if need_c else None
+    apply = _Recurrence.apply if result.were_copied else _apply
+    output, *rest = apply(layer, result, offsets, need_c, depth, *tensors)  # type: ignore[no-untyped-call]
+    c_states = rest.pop() if need_c else None
+    return output if need_output else None, tuple(rest), c_states
 
 
 def run_table(
@@ -204,15 +206,20 @@ def run_table(
 ) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
     """Run a layer on a table: like :func:`run_layer`, but values and output keep its layout.
 
-    Return None if the C++ operator refuses the call.
+    Return None if C cannot read the table.
     """
     save = torch.is_grad_enabled() and any(
         [tensor is not None and tensor.requires_grad for tensor in tensors]  # noqa: C419
     )
-    options = {"need_output": need_output, "save": save, "need_c": False}
-    result = layer.try_forward(table, tensors, packed=None if save else packed, **options)
-    if result is None or not save:
-        return result and (result.output, result.final)
+    packed = None if save else packed
+    try:
+        result = layer.forward(
+            table, tensors, need_output=need_output, save=save, need_c=False, packed=packed
+        )
+    except TableRefusedError:
+        return None
+    if not save:
+        return result.output, result.final
     output, *final = _apply(layer, result, None, False, 0, *tensors)  # type: ignore[no-untyped-call]
     return output if need_output else None, tuple(final)
 
@@ -242,16 +249,12 @@ class _Recurrence(torch.autograd.Function):
     def forward(
         ctx: Any,
         layer: Layer,
-        result: LayerResult | None,
+        result: LayerResult,
         offsets: Any,
         need_c: bool,
         depth: int,
         *tensors: Any,
     ) -> tuple[Tensor, ...]:
-        if result is None:
-            admitted = layer.admit(offsets, tensors, depth)
-            offsets = admitted[0]
-            result = layer.forward(admitted, need_output=True, save=True, need_c=need_c)
         output = cast(Tensor, result.output)
         c_states = cast(Tensor, result.c_states)
         ctx.layer = layer
@@ -292,10 +295,11 @@ class _Recurrence(torch.autograd.Function):
         if ctx.in_layout:
             if not by_reference:
                 output_grads = OutputGrads(grad_output, None, grads[:states])
-                gradients = layer.try_backward(
-                    offsets, tuple(rest), saved, output_grads, needed, overwrite, in_layout=True
-                )
-                if gradients is not None:
+                options = {"overwrite": overwrite, "in_layout": True}
+                with suppress(TableRefusedError):
+                    gradients = layer.backward(
+                        offsets, tuple(rest), saved, output_grads, needed, **options
+                    )
                     return None, None, None, None, None, *gradients
             layout = Layout.of_saved_plan(offsets)
             elements = rest[0].shape[0]
@@ -325,7 +329,8 @@ class _Recurrence(torch.autograd.Function):
         return None, None, None, None, None, *gradients
 
 
-# Function.apply without its search for dead wrappers of torch.func among the arguments.
+# Function.apply without its search for dead wrappers of torch.func among the arguments, which C
+# cannot read.
 _apply = super(torch.autograd.Function, _Recurrence).apply
 
 
