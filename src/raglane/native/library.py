@@ -29,7 +29,7 @@ from raglane._utils.messages import warn_caller
 from raglane._utils.tracing import constant_when_traced, refuse_jit_trace
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 20
+ABI = 21
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
@@ -53,6 +53,7 @@ _SIZES = {
     "raglane_program": 16 * 8,
     "raglane_tensor": 5 * 8,
     "raglane_outer": 15 * 8,
+    "raglane_factors": 24 * 8,
     "raglane_rows": 15 * 8,
     "raglane_lattices": 11 * 8,
 }
@@ -322,6 +323,7 @@ def _declare(handle: ctypes.CDLL) -> None:
         "scatter",
         "run_program",
         "outer_products",
+        "product",
         "align",
     ):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
