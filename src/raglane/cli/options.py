@@ -221,7 +221,9 @@ def _flags_of(context: typer.Context) -> dict[str, str]:
         for option in context.command.params
         if option.opts[0].startswith("-")
     }
-    return {"folder": "--output", "cell": "--cell"} | trained | special
+    # For commands without the option: the command that resumes their runs.
+    elsewhere = {"resume": "raglane train --resume"}
+    return {"folder": "--output", "cell": "--cell"} | elsewhere | trained | special
 
 
 def _config(key_of: Mapping[str, Key], tables: tuple[str, ...]) -> tuple[Any, Any]:
@@ -266,9 +268,13 @@ def _parameter(kind: Any, name: str) -> inspect.Parameter:
     )
 
 
+# Evaluating the annotations of all fields takes milliseconds, and each command has dozens of them.
+_hints_of = functools.cache(get_type_hints)
+
+
 def _key(kind: Any, name: str) -> Key:
     """Return the key in a TOML file of a field of a dataclass, with the type of its text."""
-    hint = get_type_hints(kind)[name]
+    hint = _hints_of(kind)[name]
     return Key(flag_of(kind, name), _WRITTEN.get(hint, hint), options(kind)[name].also)
 
 
