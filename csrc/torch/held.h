@@ -34,7 +34,7 @@ struct Refusal : std::runtime_error {
 constexpr int64_t spent = -1;
 
 // The results of a call, its raglane_status or `spent`, and the reason why it was refused.
-using Answer = std::tuple<std::vector<Tensor>, int64_t, std::string>;
+using Answer = std::tuple<std::vector<Tensor>, int64_t, std::optional<std::string>>;
 
 [[noreturn]] inline void refuse(const std::string& reason) { throw Refusal(reason); }
 
@@ -70,6 +70,14 @@ inline Tensor empty(const Shape& shape, ScalarType dtype) {
   return Tensor(handle);
 }
 
+// The numbers of a contiguous tensor in another shape.
+inline Tensor reshaped(const Tensor& tensor, const Shape& shape) {
+  AtenTensorHandle handle;
+  const Strides strides(shape);
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(tensor.get(), shape.dims, shape.sizes, strides.of, 0, &handle));
+  return Tensor(handle);
+}
+
 inline int64_t width_of(ScalarType dtype) { return dtype == ScalarType::Double ? 8 : dtype == ScalarType::Float ? 4 : 2; }
 
 // The same for tensors that only forward and backward use: from `least` bytes on in a block of the kernels, which
@@ -91,6 +99,15 @@ inline Tensor empty_in_block(const Shape& shape, ScalarType dtype, int64_t least
 
 inline void require_ok(int32_t status, const char* message) {
   if (status != RAGLANE_OK) throw Refusal(message, status);
+}
+
+// True if the storage contains the last number of a tensor of any strides.
+inline bool has_all_numbers(const Tensor& tensor) {
+  int64_t bytes, last = tensor.storage_offset();
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
+  if (tensor.numel() == 0) return true;
+  for (int64_t place = 0; place < tensor.dim(); place++) last += (tensor.size(place) - 1) * tensor.stride(place);
+  return bytes >= (last + 1) * (int64_t)tensor.element_size();
 }
 
 // The tensors of a call, and the storages that its addresses belong to, which another thread may replace.
@@ -120,6 +137,15 @@ class Held {
     return fits ? address : nullptr;
   }
 
+  // The address of a tensor that the caller owns alone: no other thread can replace its storage.
+  void* look(const Tensor& tensor, const Shape& shape, ScalarType type) {
+    if (!is_like(tensor, shape, type)) return nullptr;
+    fits &= tensor.is_contiguous() && has_all_numbers(tensor);
+    void* address = fits ? tensor.data_ptr() : nullptr;
+    fits &= address != nullptr;
+    return address;
+  }
+
   // A new tensor, and its address.
   void* write(std::vector<Tensor>& results, const Shape& shape) { return write(results, empty(shape, dtype)); }
   // The same, of a tensor that only forward and backward use.
@@ -135,15 +161,6 @@ class Held {
     if (poisons && address) std::memset(address, 0xff, result.numel() * width_of(dtype));
     results.push_back(std::move(result));
     return address;
-  }
-
-  // True if the storage contains the last number of a tensor of any strides.
-  static bool has_all_numbers(const Tensor& tensor) {
-    int64_t bytes, last = tensor.storage_offset();
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
-    if (tensor.numel() == 0) return true;
-    for (int64_t place = 0; place < tensor.dim(); place++) last += (tensor.size(place) - 1) * tensor.stride(place);
-    return bytes >= (last + 1) * (int64_t)tensor.element_size();
   }
 };
 

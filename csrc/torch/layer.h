@@ -30,7 +30,7 @@ class Layer : public Held {
   Layer(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts, bool has_packed = false,
         Rows* rows = nullptr, bool saves = true) {
     std::memset(&call, 0, sizeof call);
-    const void* fields = read(head, {head_size}, ScalarType::Long);
+    const void* fields = look(head, {head_size}, ScalarType::Long);
     if (!fields) return;
     std::memcpy(&call, fields, sizeof(int64_t) * field_count);
     least_block = static_cast<const int64_t*>(fields)[field_count];

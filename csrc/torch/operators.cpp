@@ -1,7 +1,7 @@
 // The layers and programs of the kernels as operators of torch, in C++ from the arguments to the results.
 //
 // It uses only torch's stable ABI: the binary runs with torch 2.11 and every later version. `forward` and `backward` are
-// called by kernels/cpu/layer.py, `run_program` by kernels/cpu/programs.py, and `layer` by models that AOTInductor
+// called by kernels/cpu/layer.py, `stack` by kernels/cpu/backend.py, `run_program` by kernels/cpu/programs.py, and `layer` by models that AOTInductor
 // compiled, without Python. All tensors are checked before the kernels get their addresses.
 #include <memory>
 #include <new>
@@ -29,7 +29,7 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
   if (packed.has_value()) {
     // The kernels compare its header with the call.
     const int64_t bytes = packed->numel();
-    call.packed = layer.read(*packed, {bytes}, packed->scalar_type());
+    call.packed = layer.look(*packed, {bytes}, packed->scalar_type());
     layer.require_fit();
     if (packed->element_size() != 1 || bytes != layer.packed_bytes())
       refuse("packed must be the weights of this layer and instruction set, got others");
@@ -52,6 +52,92 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
   if (rows && need_output && layer.flat) results[0] = rows->scatter(call.output, layer.of_output().sizes[1], layer.dtype);
   else if (rows && need_output) rows->fill(results[0]);
   return results;
+}
+
+// The same for a tensor of equal lengths in the order of flat values, for inference: with the batch first, or with one
+// step or one sequence. `values` and the output are three-dimensional views of these.
+std::vector<Tensor> run_even(const Tensor& head, const Tensor& values, const Parts& parts,
+                             const std::optional<Tensor>& packed, bool need_output, bool is_time_first) {
+  if (values.dim() != 3 || values.device().type() != DeviceType::CPU) refuse("values (B, T, D) or (T, B, D) are required");
+  if (!has_all_numbers(values)) refuse("the storage of the values is too small");
+  const int64_t first = values.sizes()[0], second = values.sizes()[1], width = values.sizes()[2];
+  if (is_time_first && first != 1 && second != 1) refuse("one step or one sequence is required");
+  const int64_t sequences = is_time_first ? second : first, steps = is_time_first ? first : second;
+  Tensor offsets = empty({sequences + 1}, ScalarType::Long);
+  auto* numbers = static_cast<int64_t*>(offsets.data_ptr());
+  for (int64_t b = 0; b <= sequences; b++) numbers[b] = b * steps;
+  const Tensor whole = values.is_contiguous() ? values : torch::stable::contiguous(values);
+  std::vector<Tensor> results = run_forward(head, offsets, reshaped(whole, {first * second, width}), parts, packed,
+                                            need_output, false, false, {}, FLAT);
+  if (need_output) results[0] = reshaped(results[0], {first, second, results[0].sizes()[1]});
+  return results;
+}
+
+// A call of any layout.
+std::vector<Tensor> run_layout(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts,
+                               const std::optional<Tensor>& packed, bool need_output, bool save, bool need_c,
+                               const std::optional<Tensor>& order, int64_t layout) {
+  if (layout < EVEN_BATCH_FIRST)
+    return run_forward(head, offsets, values, parts, packed, need_output, save, need_c, order, layout);
+  if (save || need_c || layout > EVEN_TIME_FIRST) refuse("this layout is for inference alone");
+  return run_even(head, values, parts, packed, need_output, layout == EVEN_TIME_FIRST);
+}
+
+// Some rows of a contiguous tensor.
+Tensor rows_of(const Tensor& tensor, int64_t first, int64_t count) {
+  std::vector<int64_t> sizes(tensor.sizes().begin(), tensor.sizes().end());
+  const auto strides = tensor.strides();
+  sizes[0] = count;
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(tensor.get(), (int64_t)sizes.size(), sizes.data(), strides.data(),
+                                                        first * strides[0], &handle));
+  return Tensor(handle);
+}
+
+// The layers of a stack one after the other, for inference, each on the output of the one below. `states`: the initial
+// ones of all layers (L * K, B, size), or none; `weights`: those of one layer after the other; `packed`: of each layer, or
+// none. Returns the output of the last layer, if it is needed, and the final states of all layers.
+std::vector<Tensor> run_stack(const std::vector<Tensor>& heads, const Tensor& offsets, const Tensor& values,
+                              const std::vector<Tensor>& states, const Parts& weights, const std::vector<Tensor>& packed,
+                              bool need_output, const std::optional<Tensor>& order, int64_t layout) {
+  const size_t layers = heads.size();
+  if (layers == 0 || weights.size() % layers != 0 || (!packed.empty() && packed.size() != layers))
+    refuse("weights for each layer of the stack are required");
+  const size_t each = weights.size() / layers;
+  std::vector<Tensor> initial, finals, results;
+  for (const Tensor& state : states) {
+    if (state.dim() < 2 || state.dim() > 3 || state.sizes()[0] % (int64_t)layers != 0 ||
+        state.device().type() != DeviceType::CPU || !has_all_numbers(state))
+      refuse("states (L * K, B, size) are required");
+    initial.push_back(state.is_contiguous() ? state : torch::stable::contiguous(state));
+  }
+  Tensor below = values;
+  for (size_t layer = 0; layer < layers; layer++) {
+    Parts parts;
+    for (const Tensor& state : initial) {
+      const int64_t rows = state.sizes()[0] / (int64_t)layers;
+      parts.push_back(rows_of(state, (int64_t)layer * rows, rows));
+    }
+    parts.insert(parts.end(), weights.begin() + layer * each, weights.begin() + (layer + 1) * each);
+    const std::optional<Tensor> ready = packed.empty() ? std::nullopt : std::optional(packed[layer]);
+    const bool has_output = need_output || layer + 1 < layers;
+    results = run_layout(heads[layer], offsets, below, parts, ready, has_output, false, false, order, layout);
+    const size_t first = has_output ? 1 : 0, count = results.size() - first;
+    for (size_t s = 0; s < count; s++) {
+      const Tensor& state = results[first + s];
+      const auto sizes = state.sizes();
+      const int64_t rows = sizes[0] * (int64_t)layers, bytes = state.numel() * state.element_size();
+      if (layer == 0)
+        finals.push_back(empty(state.dim() == 2 ? Shape(rows, sizes[1]) : Shape(rows, sizes[1], sizes[2]), state.scalar_type()));
+      if (s >= finals.size() || finals[s].numel() != state.numel() * (int64_t)layers ||
+          finals[s].scalar_type() != state.scalar_type())
+        refuse("the states of all layers must have the same sizes");
+      if (bytes > 0) std::memcpy(static_cast<char*>(finals[s].data_ptr()) + layer * bytes, state.data_ptr(), bytes);
+    }
+    if (has_output) below = results[0];
+  }
+  if (need_output) finals.insert(finals.begin(), below);
+  return finals;
 }
 
 // Gradients of the values and parts, those that are needed. `saved`: the output, gates and c of forward, then the
@@ -140,7 +226,7 @@ std::vector<Tensor> run_program(const Tensor& code, const Tensor& offsets, const
 // The answer of a call, which throws nothing.
 template <class Call> Answer answer(Call&& call) {
   try {
-    return {call(), RAGLANE_OK, ""};
+    return {call(), RAGLANE_OK, {}};
   } catch (const Refusal& refusal) {
     return {{}, refusal.status, refusal.reason};
   } catch (const std::bad_alloc&) {
@@ -152,7 +238,12 @@ template <class Call> Answer answer(Call&& call) {
 
 Answer forward(Tensor head, Tensor offsets, Tensor values, Parts parts, std::optional<Tensor> packed, bool need_output,
                bool save, bool need_c, std::optional<Tensor> order, int64_t layout) {
-  return answer([&] { return run_forward(head, offsets, values, parts, packed, need_output, save, need_c, order, layout); });
+  return answer([&] { return run_layout(head, offsets, values, parts, packed, need_output, save, need_c, order, layout); });
+}
+
+Answer stack(std::vector<Tensor> heads, Tensor offsets, Tensor values, std::vector<Tensor> states, Parts weights,
+             std::vector<Tensor> packed, bool need_output, std::optional<Tensor> order, int64_t layout) {
+  return answer([&] { return run_stack(heads, offsets, values, states, weights, packed, need_output, order, layout); });
 }
 
 Answer backward(Tensor head, Tensor offsets, Tensor values, Parts parts, Parts saved, std::vector<bool> needed,
@@ -244,9 +335,11 @@ class Registration {
     try {
       StableLibrary& names = add(StableLibrary::Kind::FRAGMENT, nullptr);
       names.def("forward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor? packed, bool need_output,"
-                " bool save, bool need_c, Tensor? order, int layout) -> (Tensor[], int, str)");
+                " bool save, bool need_c, Tensor? order, int layout) -> (Tensor[], int, str?)");
       names.def("backward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor?[] saved, bool[] needed,"
-                " bool over_gates, bool over_c, bool in_layout, bool with_steps) -> (Tensor[], int, str)");
+                " bool over_gates, bool over_c, bool in_layout, bool with_steps) -> (Tensor[], int, str?)");
+      names.def("stack(Tensor[] heads, Tensor offsets, Tensor values, Tensor[] states, Tensor?[] weights, Tensor[] packed,"
+                " bool need_output, Tensor? order, int layout) -> (Tensor[], int, str?)");
       names.def("run_program(Tensor code, Tensor offsets, Tensor[] inputs, Tensor?[] over, int isa, int flags,"
                 " int threads, bool ascending) -> Tensor[]");
       names.def("layer(str cell, Tensor values, Tensor offsets, Tensor h, Tensor? c, Tensor?[] weights)"
@@ -254,12 +347,14 @@ class Registration {
       StableLibrary& cpu = add(StableLibrary::Kind::IMPL, "CPU");
       cpu.impl("forward", TORCH_BOX(&forward));
       cpu.impl("backward", TORCH_BOX(&backward));
+      cpu.impl("stack", TORCH_BOX(&stack));
       cpu.impl("run_program", TORCH_BOX(&program));
       cpu.impl("layer", TORCH_BOX(&layer));
       for (const char* key : refused) {
         StableLibrary& other = add(StableLibrary::Kind::IMPL, key);
         other.impl("forward", TORCH_BOX(&Refused<&forward>::call));
         other.impl("backward", TORCH_BOX(&Refused<&backward>::call));
+        other.impl("stack", TORCH_BOX(&Refused<&stack>::call));
         other.impl("run_program", TORCH_BOX(&Refused<&program>::call));
       }
       // Models reach this one by tracing too, whose tensors are wrappers.

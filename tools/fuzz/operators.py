@@ -161,6 +161,7 @@ def _layers() -> Iterator[tuple[Any, bool]]:
     yield rl.nn.GRU(5, 4), True
     yield rl.nn.SRU(5, 4), True
     yield rl.nn.QRNN(5, 4), False
+    yield rl.nn.LSTM(5, 4, 2), True
 
 
 def _run_layers() -> None:
@@ -263,7 +264,7 @@ def calls() -> list[Call]:
 
         return call
 
-    in_cpp = ("forward", "backward", "run_program")
+    in_cpp = ("forward", "backward", "run_program", "stack")
     wrapped = [recorded(*pair) for pair in zip(in_cpp, operators, strict=True)]
     torch.manual_seed(0)
     # Numbers that are not computed are NaN, so that results can be compared.

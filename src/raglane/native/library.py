@@ -36,8 +36,9 @@ DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 # int8 is the dtype of weights in calls whose tensors are float32.
 _NUMBERS = {**DTYPES, torch.int8: 3}
 _FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2, "expm1": 3, "log": 4, "log1p": 5, "erf": 6}
+OK = 0
 BAD_ARGUMENT = 1
-"""The status of a refused call in ``raglane.h``."""
+"""Statuses of ``raglane.h``: that of a call that ran, and that of a refused one."""
 
 _OUT_OF_MEMORY = 2
 _MESSAGE = 256
@@ -270,6 +271,7 @@ class Operators(NamedTuple):
     forward: Any
     backward: Any
     run_program: Any
+    stack: Any
 
 
 @cache
@@ -287,6 +289,7 @@ def operators() -> Operators | None:
             raglane.forward.default._op,
             raglane.backward.default._op,
             raglane.run_program.default._op,
+            raglane.stack.default._op,
         )
     except (OSError, RuntimeError, AttributeError):
         return None

@@ -37,7 +37,9 @@ from raglane.kernels.cpu.layer import (
     kind_of,
     layer_of,
 )
+from raglane.native import library
 from raglane.native.library import has_cell, leave_lost_threads, missing_kernels
+from raglane.native.memory import NO_MEMORY
 from raglane.packing.rows import Layout, Table
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -222,6 +224,41 @@ def run_table(
         return result.output, result.final
     output, *final = _apply(layer, result, None, False, 0, *tensors)  # type: ignore[no-untyped-call]
     return output if need_output else None, tuple(final)
+
+
+def run_stack(
+    layers: tuple[Layer, ...],
+    rows: Tensor | Table,
+    values: Tensor,
+    states: tuple[Any, ...],
+    weights: tuple[Any, ...],
+    need_output: bool,
+    packed: tuple[Tensor, ...],
+) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
+    """Run a stack of layers by one call of C, for inference; return its output and final states.
+
+    ``rows`` are the offsets, or a table, whose layout values and output then have. ``weights`` are
+    those of one layer after the other. Return None if C cannot run the call.
+    """
+    run = library.operators()
+    if run is None:
+        return None
+    order = None
+    layout = 0  # flat
+    if isinstance(rows, Table):
+        order = rows.order
+        layout = rows.number
+        rows = rows.sizes
+    heads = [layer.head(packed[index] if packed else None) for index, layer in enumerate(layers)]
+    try:
+        results, status, _ = run.stack(
+            heads, rows, values, states, weights, packed, need_output, order, layout
+        )
+    except NO_MEMORY:
+        return None
+    if status:
+        return None
+    return results[0] if need_output else None, tuple(results[need_output:])
 
 
 def _record(

@@ -220,6 +220,10 @@ class Layer(ABC):
         if is_table:
             raise TableRefusedError(reason)
 
+    def head(self, packed: Tensor | None) -> Tensor:
+        """Return the head of a call, with packed weights or others."""
+        return self._head(self.dtype if packed is None else self._weights_dtype(packed.dtype))[1]
+
     def _head(
         self, dtype: torch.dtype, threads: int | None = None
     ) -> tuple[tuple[int, ...], Tensor]:
