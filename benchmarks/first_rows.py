@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 COUNT = 100_000
 
