@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as _module
 
+from raglane.kernels.cpu.steps import can_step
 from raglane.nn.swapped.layout import Layout, layout_of
 from raglane.nn.swapped.memory import Memory
 
@@ -59,8 +62,20 @@ class Mixer:
         memory = Memory(cache, mixer.layer_idx, layout)
         if not hidden_states.is_cpu and _runs_elsewhere(layout, memory):
             return super().forward(hidden_states, cache, attention_mask, **kwargs)  # type: ignore[misc]
+        if layout.is_step and can_step(hidden_states):
+            output = self._stepped(hidden_states, memory)
+            if output is not None:
+                return output
         rows = layout.rows(hidden_states)
         return layout.batch(self._mix(rows, layout, memory).to(hidden_states.dtype))
+
+    def _stepped(self, rows: Tensor, memory: Memory, norm: Any = None) -> Tensor | None:  # noqa: ARG002
+        """Return the outputs of one element of each row by one call of the kernels, ``(B, 1, D)``;
+        None if that is not possible.
+
+        With ``norm`` they are those of a block: a norm before the mixer, and the rows added.
+        """
+        return None
 
     def _mix(self, rows: Tensor, layout: Layout, memory: Memory) -> Tensor:
         """Return the outputs of rows ``(1, N, D)``, or ``(B, T, D)`` without padding."""
@@ -82,3 +97,20 @@ def apply_to(module: nn.Module, flat: Tensor, rows: Tensor) -> Tensor:
     """Return a module of flat rows ``(N, D)``, which it sees in the dimensions of ``rows``."""
     result: Tensor = module(flat.unflatten(0, rows.shape[:2]))
     return result.flatten(0, 1)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return True if a call of a module runs more than the forward of its class."""
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._compiled_call_impl
+        or "forward" in vars(module)
+        or _module._global_forward_hooks
+        or _module._global_forward_pre_hooks
+    )
+
+
+def are_products(modules: Iterable[Any]) -> bool:
+    """Return True if modules are linear layers that multiply by their weight and do nothing else."""
+    return all(type(module) is nn.Linear and not has_hooks(module) for module in modules)
