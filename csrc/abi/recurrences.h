@@ -106,6 +106,7 @@ RAGLANE_EXPORT int32_t raglane_attend_backward(const raglane_attention* attentio
   FIELD(int64_t, row_stride) FIELD(int64_t, channel_stride) FIELD(int64_t, tap_stride) /* of `earlier` */            \
   FIELD(int64_t, logarithms)        /* 1: A is log(-A), else 0 */                                                    \
   FIELD(int64_t, residual)          /* 1 with O = D, or 0 */                                                         \
+  FIELD(int64_t, ordered)           /* 1: sums of products in the order of columns, as in whole sequences; 0: faster */\
   FIELD(double, norm_eps) FIELD(double, eps)                                                                         \
   FIELD(const void*, x) FIELD(const void*, norm) /* (B, D); (D) or null */                                           \
   FIELD(const void*, in_weight) FIELD(const void*, in_bias) /* (2 E, D); (2 E) or null */                            \

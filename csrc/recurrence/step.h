@@ -1,7 +1,8 @@
 // One step of Mamba's block for a few sequences, and what steps of other blocks share; recurrences.h has the equations.
 //
-// Weights are read once, as they are: a sum of a product is that of its lanes, which does not depend on other rows. In the
-// scan lanes are states, which are read and written in place.
+// Weights are read once, as they are: a sum of a product is that of its lanes, which does not depend on other rows; or it
+// has the order of other kernels, so that a step has the bits of a whole sequence. In the scan lanes are states, which are
+// read and written in place.
 #pragma once
 
 #include "gemm/gemm.h"
@@ -141,6 +142,10 @@ template <class A> class MambaStep {
       if (row < c_.rows) multiply_tile<1, N>(product, row);
     };
     int64_t column = 0;
+    if (c_.ordered) {
+      for (; column < columns; column += width) multiply_in_order(rows, stride, (const A*)weight, bias, to, columns, depth, column);
+      return;
+    }
     for (; column + together <= columns; column += together) one(Number<together>{}, column);
     for (; column < columns; column++) one(Number<1>{}, column);
   }
@@ -169,6 +174,35 @@ template <class A> class MambaStep {
     }
     for (int r = 0; r < ROWS; r++)
       for (int i = 0; i < N; i++) p.to[(row + r) * p.columns + i] = sum_of(sums[r][i]) + (p.bias ? p.bias[i] : 0);
+  }
+
+  // Some columns, whose lanes get the numbers of squares of the weight that are transposed in registers.
+  void multiply_in_order(const A* rows, int64_t stride, const A* weight, const void* bias, A* to, int64_t columns,
+                         int64_t depth, int64_t column) const {
+    const int lanes = lanes_of<A>(column, columns);
+    const V start = bias ? load((const A*)bias + column, lanes) : V{};
+    for (int64_t row = 0; row < c_.rows; row++) {
+      V sum = {};
+      for (int64_t k = 0; k < depth; k += width) {
+        const int count = lanes_of<A>(k, depth);
+        V square[width] = {};
+        if (lanes == width && count == width) {
+#pragma GCC unroll 16
+          for (int lane = 0; lane < width; lane++) square[lane] = load(weight + (column + lane) * depth + k);
+        } else {
+          for (int lane = 0; lane < lanes; lane++) square[lane] = load(weight + (column + lane) * depth + k, count);
+        }
+        transpose<A>(square);
+        const A* x = rows + row * stride + k;
+        if (count == width) {
+#pragma GCC unroll 16
+          for (int i = 0; i < width; i++) sum = fma(square[i], splat_at(x + i), sum);
+        } else {
+          for (int i = 0; i < count; i++) sum = fma(square[i], splat_at(x + i), sum);
+        }
+      }
+      store(to + row * columns + column, bias ? sum + start : sum, lanes);
+    }
   }
 
   // The scan of some channels of a row, and the gate of its output.

@@ -63,12 +63,13 @@ template <class Call> class Step : public Held {
 class OfMamba : public Step<raglane_mamba_step> {
  public:
   OfMamba(const Tensor& x, const Tensor& earlier, const Tensor& state, const Parts& parts, double norm_eps, double eps,
-          bool logarithms, bool residual, int64_t isa, int64_t flags)
+          bool logarithms, bool residual, bool ordered, int64_t isa, int64_t flags)
       : Step(x, isa, flags) {
     fits = fits && parts.size() == 15 && earlier.dim() == 3 && state.dim() == 3;
     for (size_t place : {0, 2, 4, 5, 7, 9}) fits = fits && parts[place].has_value() && parts[place]->dim() >= 2;
     if (!fits) return;
     call.norm_eps = norm_eps, call.eps = eps, call.logarithms = logarithms, call.residual = residual;
+    call.ordered = ordered;
     call.inputs = x.size(x.dim() - 1), call.outputs = parts[9]->size(0);
     call.channels = parts[7]->size(0), call.states = parts[7]->size(1), call.rank = parts[5]->size(1);
     call.taps = parts[2]->size(parts[2]->dim() - 1), call.kept = earlier.size(2);
@@ -135,9 +136,9 @@ template <class Call> std::vector<Tensor> run(Call&& step, bool is_batch, int64_
 // S) in place. `parts` are the weights in the order of the struct, with A and D before those of the output, and the norms
 // last, that of the input after the others.
 std::vector<Tensor> step_mamba(Tensor x, Tensor earlier, Tensor state, Parts parts, double norm_eps, double eps,
-                               bool logarithms, bool residual, int64_t isa, int64_t flags) {
+                               bool logarithms, bool residual, bool ordered, int64_t isa, int64_t flags) {
   try {
-    OfMamba step(x, earlier, state, parts, norm_eps, eps, logarithms, residual, isa, flags);
+    OfMamba step(x, earlier, state, parts, norm_eps, eps, logarithms, residual, ordered, isa, flags);
     return run(step, x.dim() == 3, step.call.outputs, raglane_step_mamba);
   } catch (const std::exception&) {
     return {};
@@ -169,13 +170,13 @@ class Registration {
     try {
       StableLibrary& names = add(StableLibrary::Kind::FRAGMENT, nullptr);
       names.def("step_mamba(Tensor x, Tensor(a!) earlier, Tensor(b!) state, Tensor?[] parts, float norm_eps, float eps,"
-                " bool logarithms, bool residual, int isa, int flags) -> Tensor[]");
+                " bool logarithms, bool residual, bool ordered, int isa, int flags) -> Tensor[]");
       names.def("step_attention(Tensor mixed, Tensor gate, Tensor dt, Tensor? beta, Tensor(a!) earlier, Tensor(b!) state,"
                 " Tensor?[] parts, int[] sizes, float[] numbers, int isa, int flags) -> Tensor[]");
       StableLibrary& cpu = add(StableLibrary::Kind::IMPL, "CPU");
       cpu.impl("step_mamba", TORCH_BOX(&step_mamba));
       cpu.impl("step_attention", TORCH_BOX(&step_attention));
-      for (const char* key : {"Negative", "ZeroTensor", "FuncTorchGradWrapper", "Python"}) {
+      for (const char* key : {"ZeroTensor", "Negative", "FuncTorchGradWrapper", "Python"}) {
         StableLibrary& other = add(StableLibrary::Kind::IMPL, key);
         other.impl("step_mamba", TORCH_BOX(&Refused<&step_mamba>::call));
         other.impl("step_attention", TORCH_BOX(&Refused<&step_attention>::call));

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from raglane._utils.tracing import runs_at_once
+from raglane.kernels.cpu.programs import times
 from raglane.native import library
 from raglane.native.library import missing_kernels
 
@@ -23,6 +24,28 @@ def can_step(x: Tensor) -> bool:
     if torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
         return False
     return runs_at_once(x) and missing_kernels() is None and _operator("step_mamba") is not None
+
+
+def has_bits_of_sequences(dtype: torch.dtype) -> bool:
+    """Return True if a step of :class:`MambaStep` with ``ordered`` has the bits of whole sequences,
+    whose convolution torch computes.
+    """
+    return _rounds_as_torch(dtype, library.library().isa)
+
+
+@cache
+def _rounds_as_torch(dtype: torch.dtype, isa: str) -> bool:  # noqa: ARG001
+    """Return True if torch's multiply-adds round as often as those of the instruction set in use:
+    once, where the processor can.
+    """
+    bits = {torch.float32: 12, torch.float64: 27}[dtype]
+    factor = 1 + 2.0**-bits
+    term = -(1 + 2.0 ** (1 - bits))  # minus the rounded square, so that the fused sum is not 0
+    rows = torch.tensor([[term, factor]], dtype=dtype)
+    kernels = times(rows, torch.tensor([[[1.0, factor]]], dtype=dtype))
+    filled = [torch.full((67,), number, dtype=dtype) for number in (term, factor)]
+    ours = torch.addcmul(filled[0], filled[1], filled[1])
+    return bool((ours == kernels).all())
 
 
 @cache
@@ -49,6 +72,8 @@ class MambaStep(NamedTuple):
     eps: float = -1.0
     norm_eps: float = 0.0
     residual: bool = False
+    # The sums of products are those of whole sequences, bit for bit.
+    ordered: bool = False
 
     def run(self, x: Tensor, earlier: Tensor, state: Tensor) -> Tensor | None:
         """Run one step, and replace the states.
@@ -66,7 +91,7 @@ class MambaStep(NamedTuple):
         if run is None:
             return None
         kernels = library.library()
-        options = (self.norm_eps, self.eps, self.logarithms, self.residual)
+        options = (self.norm_eps, self.eps, self.logarithms, self.residual, self.ordered)
         isa = kernels.numbers[kernels.isa]
         results = run(x, earlier, state, self.parts, *options, isa, kernels.flags)
         return results[0] if results else None

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as _module
 
 from raglane.kernels.cpu.steps import can_step
 from raglane.nn.swapped.layout import Layout, layout_of
@@ -97,20 +95,3 @@ def apply_to(module: nn.Module, flat: Tensor, rows: Tensor) -> Tensor:
     """Return a module of flat rows ``(N, D)``, which it sees in the dimensions of ``rows``."""
     result: Tensor = module(flat.unflatten(0, rows.shape[:2]))
     return result.flatten(0, 1)
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Return True if a call of a module runs more than the forward of its class."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._compiled_call_impl
-        or "forward" in vars(module)
-        or _module._global_forward_hooks
-        or _module._global_forward_pre_hooks
-    )
-
-
-def are_products(modules: Iterable[Any]) -> bool:
-    """Return True if modules are linear layers that multiply by their weight and do nothing else."""
-    return all(type(module) is nn.Linear and not has_hooks(module) for module in modules)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from raglane.kernels.cpu.steps import can_step
-from raglane.nn.swapped.base import Mixer, has_hooks
+from raglane.nn.mixers.plain import has_hooks
+from raglane.nn.swapped.base import Mixer
 from raglane.nn.swapped.layout import layout_of
 from raglane.nn.swapped.memory import Memory
 
@@ -29,7 +30,7 @@ class Block:
         return type(block).forward(block, hidden_states, attention_mask, **kwargs)
 
 
-class MambaBlock:
+class SteppedBlock:
     """A block of a norm and a mixer, which one call of the kernels steps."""
 
     def forward(
@@ -37,7 +38,7 @@ class MambaBlock:
     ) -> Any:
         """Run the block of transformers, or one step of it."""
         block: Any = self
-        if not isinstance(block, MambaBlock):  # as in Mixer.forward
+        if not isinstance(block, SteppedBlock):  # as in Mixer.forward
             return type(block).forward(block, hidden_states, cache, attention_mask, **kwargs)
         output = None
         if cache is not None and not kwargs and hidden_states.shape[1] == 1:

@@ -77,8 +77,7 @@ def layout_of(batch: Tensor, sequences: Tensor | None, mask: Tensor | None) -> L
     """
     count, steps, _ = batch.shape
     mask = None if mask is None or mask.dim() != 2 else mask[:, -steps:]
-    is_step = sequences is None and steps == 1 and batch.is_cpu and not torch.is_grad_enabled()
-    if is_step and not records_operators() and _is_whole(mask):
+    if sequences is None and steps == 1 and _continues(batch, mask):
         return Layout((count, 1), None, offsets_of_steps(count), None)
     if sequences is None and mask is None:
         offsets = torch.arange(count + 1, device=batch.device) * steps
@@ -102,6 +101,12 @@ def layout_of(batch: Tensor, sequences: Tensor | None, mask: Tensor | None) -> L
     if not records_operators() and not bool(resets.any()):
         return Layout((count, steps), index, offsets, None)
     return Layout((count, steps), index, offsets, resets)
+
+
+def _continues(batch: Tensor, mask: Tensor | None) -> bool:
+    """Return True if no element of a step of inference is padding."""
+    is_inference = batch.is_cpu and not torch.is_grad_enabled() and not records_operators()
+    return is_inference and _is_whole(mask)
 
 
 def _changes(numbers: Tensor, offsets: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.kernels.cpu.steps import MambaStep
-from raglane.nn.swapped.base import Mixer, apply_to, are_products, has_hooks, negative_rates
+from raglane.nn.mixers.plain import are_products, has_hooks
+from raglane.nn.swapped.base import Mixer, apply_to, negative_rates
 from raglane.nn.swapped.layout import Layout
 from raglane.nn.swapped.memory import Memory
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.kernels.cpu.steps import AttentionStep
-from raglane.nn.swapped.base import Mixer, has_hooks, negative_rates
+from raglane.nn.mixers.plain import has_hooks
+from raglane.nn.swapped.base import Mixer, negative_rates
 from raglane.nn.swapped.layout import Layout
 from raglane.nn.swapped.memory import Memory
 
