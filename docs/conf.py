@@ -35,6 +35,7 @@ sys.path.insert(0, str(DOCS))
 
 import charts  # noqa: E402
 import notebook  # noqa: E402
+import reference  # noqa: E402
 
 project = "Raglane"
 author = "The Raglane developers"
@@ -142,7 +143,7 @@ def _for_the_site(app: Sphinx, page: str, source: list[str]) -> None:
         text = text.replace(
             "[notebook](start.ipynb)", f"[notebook](start.ipynb), which [Colab opens]({address})"
         )
-    source[0] = text
+    source[0] = reference.listing(page, text)
 
 
 def _readable(
@@ -232,6 +233,7 @@ def setup(app: Sphinx) -> None:
     500.
     """
     _copy_pages()
+    reference.write_pages()
     app.connect("source-read", _for_the_site)
     app.connect("autodoc-process-signature", _readable)
     app.connect("html-page-context", _accessible, priority=900)

@@ -4,6 +4,7 @@
 var Scorer = {
   score: ([page, title, anchor, , score, , kind]) => {
     if (kind === "object") return score - title.split(".").length;
+    if (page.startsWith("api/names/")) return score - 12; // which the object of its name finds
     if (/^(recipes|start|install|training|tasks|data-formats|deploy|streams|works-with|weights)$/.test(page)) return score + 2;
     if (!anchor && /^(project\/|changelog$|style$|methods$|how-it-works$|performance$)/.test(page)) return score - 12;
     return score;

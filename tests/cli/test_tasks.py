@@ -425,7 +425,13 @@ def test_a_loss_says_what_the_task_is(tmp_path: Path, capsys: Capsys) -> None:
         assert "task: forecast (guessed; --task chooses)" in capsys.readouterr().out
     fails(["train", str(data), "--loss", "quantile", "--label-column", "y", *values], capsys, "'y'")
     fails(["train", str(data), "--loss", "cross", *values], capsys, "--loss")
-    fails(["demo", "--loss", "bce"], capsys, "--loss", "classify")
+    demo = ["demo", "--loss", "bce", "--output", str(tmp_path / "demo")]
+    fails(demo, capsys, "--loss", "classify")
+    claimed = tmp_path / "claimed"
+    claimed.mkdir()
+    (claimed / "run.json").write_text("{}")
+    resumes = "raglane train --resume to resume the run"
+    fails(["demo", "--output", str(claimed)], capsys, resumes)
 
 
 _REGULARISATION = [

@@ -54,6 +54,8 @@ gathered = [None, None]
 torch.distributed.all_gather_object(gathered, (sorted(rows.tolist()), float(total)))
 if torch.distributed.get_rank() == 0:
     print(sorted(gathered[0][0] + gathered[1][0]), gathered[0][1] == gathered[1][1])
+# The reducer holds the group, whose threads must end before the interpreter does.
+del ddp
 torch.distributed.destroy_process_group()
 """
     script = tmp_path / "script.py"

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import re
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +15,10 @@ import pytest
 
 import raglane
 import raglane.cells
+from raglane.kernels.dispatch import BACKENDS
+from raglane.nn.pooling import POOLINGS
+from raglane.nn.recurrent.layer import RecurrentLayer
+from raglane.schedules import SCHEDULES
 
 DOCS = Path(__file__).parents[2] / "docs"
 _DIRECTIVE = re.compile(
@@ -90,3 +95,15 @@ def test_the_equations_of_each_cell_are_in_the_page_of_cells(cell: type[Any]) ->
     equations = textwrap.dedent("\n".join(behind[:end])).strip("\n")
     assert "=" in equations
     assert f"```text\n{equations}\n```\n" in (DOCS / "cells.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("documented", "names"),
+    [
+        (RecurrentLayer, [*SCHEDULES, *BACKENDS]),
+        (raglane.nn.SequenceEncoder, POOLINGS),
+    ],
+)
+def test_docstrings_list_all_names_of_a_choice(documented: type, names: Iterable[str]) -> None:
+    text = inspect.getdoc(documented) or ""
+    assert [name for name in names if f'``"{name}"``' not in text] == []

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -177,6 +178,18 @@ def _results(cell: Any, given: Tensor, state: Any) -> list[Tensor]:
     output, final = cell(given, state)
     loss = output.sin().sum() + (final[0] * final[1] / final[2]).sum()
     return [output, final, *torch.autograd.grad(loss, [given, *cell.parameters()])]
+
+
+@pytest.mark.parametrize("tirex", [False, True])
+def test_an_slstm_cell_first_called_in_inference_mode_is_verified(
+    tirex: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sLSTMCell_vanilla, "__module__", "tirex.cell" if tirex else "xlstm.cell")
+    cell, given = _cell(tirex), torch.randn(4, 5, 24, dtype=torch.float64)
+    fast = rl.accelerate(copy.deepcopy(cell))
+    # A warning names a program that could not be verified.
+    with torch.inference_mode(), warnings.catch_warnings(action="error"):
+        torch.testing.assert_close(fast(given)[0], cell(given)[0])
 
 
 @pytest.mark.parametrize("steps", [1, 7])

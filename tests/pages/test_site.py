@@ -4,6 +4,7 @@ other hosts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,12 +20,21 @@ SITE = ROOT / "build" / "site"
 _PATHS = [
     path.relative_to(ROOT / "docs").with_suffix(".html") for path in (ROOT / "docs").rglob("*.md")
 ]
-# Two pages of results, which are alike: axe takes minutes for the long tables of the others.
+# Pages that are alike, which others of their folder need not repeat: axe takes minutes for the long
+# tables of results.
+_OF_MANY = {
+    "results": ("README", "small-calls"),
+    "names": ("raglane.Ragged", "raglane.nn.LSTM", "raglane.transduction.beam_search"),
+}
 PAGES = sorted(
     str(path)
     for path in _PATHS
-    if "results" not in path.parts or path.stem in ("README", "small-calls")
+    if path.parent.name not in _OF_MANY or path.stem in _OF_MANY[path.parent.name]
 )
+
+_TAG = re.compile("<[^>]+>")
+_SIGNATURE = re.compile('<dt class="sig .*?</dt>', re.DOTALL)
+_SECOND_SIGNATURE = re.compile(r'</dt>\s*<dt class="sig ')
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +71,7 @@ def test_a_picture_shrinks_to_a_phone_unless_its_labels_were_too_small(
     [
         ("LSTM", "raglane.nn.LSTM"),
         ("rl.nn.LSTM", "raglane.nn.LSTM"),
+        ("rl.Ragged", "raglane.Ragged"),
         ("forget_bias_", "raglane.nn.init.forget_bias_"),
     ],
 )
@@ -81,7 +92,7 @@ def test_the_search_finds_a_name_first(
         ("loss without a mask", "recipes"),
         ("DataLoader", "recipes"),
         ("DDP", "recipes"),
-        ("pack_padded_sequence", "api/packing"),
+        ("pack_padded_sequence", "api/names/raglane.packing.pack_padded_sequence"),
         ("own cell", "add-a-cell"),
         ("export ONNX", "deploy"),
         ("int8", "deploy"),
@@ -121,11 +132,22 @@ def test_a_button_copies_code_without_prompts_and_results(browser: Browser, addr
         assert lines[-1] == "batch.lengths.tolist(), batch.values.shape"
 
 
-def test_names_have_one_signature_without_any_number_of_arguments(
-    browser: Browser, address: str
-) -> None:
-    for name in (page for page in PAGES if page.startswith("api/")):
-        with visit(browser, f"{address}/{name}") as reference:
-            signatures = reference.page.locator("dt.sig")
-            assert [text for text in signatures.all_text_contents() if "*args" in text] == []
-            assert reference.page.locator("dt.sig + dt.sig").count() == 0, name
+def test_names_have_one_signature_without_any_number_of_arguments() -> None:
+    pages = sorted((SITE / "api").rglob("*.html"))
+    entries = 0
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        signatures = _SIGNATURE.findall(text)
+        entries += len(signatures)
+        assert [each for each in signatures if "*args" in _TAG.sub("", each)] == [], page.name
+        assert _SECOND_SIGNATURE.search(text) is None, page.name
+    assert entries > 500
+
+
+def test_an_entry_of_the_reference_has_a_page_of_its_own(browser: Browser, address: str) -> None:
+    with visit(browser, f"{address}/api/layers.html") as layers:
+        assert layers.page.locator("dt.sig").count() == 0
+        layers.page.get_by_role("link", name="rl.nn.LSTM", exact=True).first.click()
+        layers.page.wait_for_load_state()
+        assert layers.page.locator("dt.sig").first.get_attribute("id") == "raglane.nn.LSTM"
+        assert layers.problems() == []

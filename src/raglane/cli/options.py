@@ -221,7 +221,9 @@ def _flags_of(context: typer.Context) -> dict[str, str]:
         for option in context.command.params
         if option.opts[0].startswith("-")
     }
-    return {"folder": "--output", "cell": "--cell"} | trained | special
+    # For commands without the option: the command that resumes their runs.
+    elsewhere = {"resume": "raglane train --resume"}
+    return {"folder": "--output", "cell": "--cell"} | elsewhere | trained | special
 
 
 def _config(key_of: Mapping[str, Key], tables: tuple[str, ...]) -> tuple[Any, Any]:

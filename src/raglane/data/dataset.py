@@ -60,7 +60,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             a pandas or Polars frame, a Hugging Face dataset.
         columns: which columns hold what, and the task; None guesses, for the task ``"classify"`` or
             the folder's.
-        format: a key of ``FORMATS``; None uses the suffix.
+        format: the name of a format, as for :func:`~raglane.data.read`; None uses the suffix.
         preprocessor: converts tokens, features and labels to tensors; None leaves features
             unchanged, and learns vocabulary and classes from all sequences.
 

@@ -119,9 +119,9 @@ class SequenceEncoder(nn.Module):
         num_embeddings: the number of different tokens; None if elements are vectors of floats. No
             index is reserved for padding.
         pooling: how the elements of a sequence become one vector. ``"final"`` is the layer's
-            ``final``: its final state, both directions concatenated. Or a key of
-            ``raglane.nn.pooling.POOLINGS``; ``"last"`` takes the last element, of which the
-            backward half has read only that element. None returns one vector per element.
+            ``final``: its final state, both directions concatenated. Or ``"last"``, the last
+            element, of which the backward half has read only that element; ``"first"``, ``"mean"``,
+            ``"max"``, ``"logsumexp"`` or ``"attention"``. None returns one vector per element.
         num_layers: the number of recurrent layers.
         bidirectional: True to also run from the end to the start.
         dropout: the probability that a unit is zeroed between layers, and in the result.

@@ -125,11 +125,17 @@ def verify_call(
         step = replace(call, offsets=offsets, ascending=True, need_output=True, need_states=False)
         try:
             leaves = [tensor.requires_grad_() for tensor in inputs]
-            case = _Case(step, run, (*leaves, *tensors[end:]), 0)
+            weights = map(_recordable, tensors[end:])
+            case = _Case(step, run, (*leaves, *weights), 0)
             reason, _ = case.with_own_weights().difference(torch.Generator().manual_seed(0))
         except Exception as error:
             return f"its program could not be verified: {type(error).__name__}: {str(error).rstrip('.')}"
     return reason
+
+
+def _recordable(tensor: Tensor) -> Tensor:
+    """Return a tensor that autograd may save: a copy of one that was made in inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _are_finite(tensors: Sequence[Tensor]) -> bool:
@@ -290,7 +296,7 @@ def _drawn(
     leaves = []
     for leaf in step.leaves:
         if compiled.trace.reads_itself:
-            leaves.append(step.converted(leaf))
+            leaves.append(_recordable(step.converted(leaf)))
             continue
         copy = step.converted(leaf.detach())
         if copy.dtype.is_floating_point:

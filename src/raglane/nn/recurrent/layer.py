@@ -81,8 +81,10 @@ class RecurrentLayer(Stack):
     ``weight_hh_l0_reverse`` and so on. Further options, by keyword only:
 
     Args:
-        schedule: the order of computation, a key of ``raglane.schedules.SCHEDULES``, or ``"auto"``.
-        backend: the implementation, a key of ``raglane.kernels.dispatch.BACKENDS``, or ``"auto"``.
+        schedule: the order of computation: ``"each"`` (one sequence after the other), ``"padded"``,
+            ``"masked"``, ``"packed"``, ``"lanes"``, or ``"auto"``.
+        backend: the implementation: ``"cpu"``, ``"program"``, ``"torch"``, ``"triton"``,
+            ``"reference"``, or ``"auto"``.
         initial_state: the initial state of sequences if a call passes no ``hx``. ``"zeros"``;
             ``"learned"``: one parameter ``(layers * directions, size)`` per state, ``initial_h``
             and so on; ``"lengths"``: for each state, a learned affine function of ``log(1 +

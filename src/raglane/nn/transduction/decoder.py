@@ -60,8 +60,8 @@ class AttentionDecoder(TokenReader):
         num_tokens: V, the number of tokens, including ``end``.
         memory_size: the number of features of an element of the memory.
         hidden_size: units of the recurrent layer, and the size of ``a``.
-        cell: a key of ``raglane.nn.encoder.LAYERS``; or a function ``(input_size, hidden_size,
-            **options)`` that returns a recurrent layer, such as a class of ``rl.nn``.
+        cell: the name of a layer, e.g. ``"lstm"`` or ``"PeepholeLSTM"``; or a function ``(input_size,
+            hidden_size, **options)`` that returns a recurrent layer, such as a class of ``rl.nn``.
         attention: ``"additive"``, ``"dot"`` or ``"location"``.
         attention_order: ``"luong"``, the recurrent layer and then the attention; or ``"bahdanau"``, the
             attention and then the recurrent layer.

@@ -42,8 +42,8 @@ class Transducer(TokenReader):
         num_tokens: V, the number of tokens, including the blank.
         encoder_size: the number of features of a frame.
         hidden_size: units of the recurrent layer.
-        cell: a key of ``raglane.nn.encoder.LAYERS``; or a function ``(input_size, hidden_size,
-            **options)`` that returns a recurrent layer, such as a class of ``rl.nn``.
+        cell: the name of a layer, e.g. ``"lstm"`` or ``"PeepholeLSTM"``; or a function ``(input_size,
+            hidden_size, **options)`` that returns a recurrent layer, such as a class of ``rl.nn``.
         joint_size: the size of the sum; None for ``hidden_size``.
         embedding: the size of a token's embedding; None for ``hidden_size``.
         blank: the token that leads to the next frame; it is also the first input of the prediction
