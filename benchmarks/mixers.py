@@ -2,7 +2,8 @@
 training step, of reading prompts, of generating 33 tokens after one of them, and of 33 steps of the
 first block with its cache, where it can be called alone.
 
-Requires transformers 5.24 or later. Both take turns in one process. ``--layers 24 --only generate
+Requires transformers 5.24 or later. Both take turns in one process; on one thread the times are
+those of the processor, otherwise those of the clock. ``--layers 24 --only generate
 step`` leaves the longer runs out.
 
     python benchmarks/mixers.py --threads 1
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -66,20 +68,24 @@ def generate(model: Any, tokens: torch.Tensor) -> None:
     model.generate(tokens[:1, :4], max_new_tokens=33, do_sample=False)
 
 
-@torch.no_grad()
-def step(model: Any, tokens: torch.Tensor) -> None:
-    model.eval()
-    cache = model(tokens[:1, :4], use_cache=True).cache
-    row = torch.ones(1, 1, WIDTH)
-    for _ in range(33):
-        model.backbone.layers[0](row, cache=cache)
+def step(model: Any, row: torch.Tensor, cache: Any) -> None:
+    block = model.backbone.layers[0]
+    with torch.no_grad():
+        for _ in range(33):
+            block(row, cache=cache)
+
+
+def steps_of(model: Any, tokens: torch.Tensor) -> Callable[[], None]:
+    """The steps of the first block after a few tokens."""
+    with torch.no_grad():
+        cache = model.eval()(tokens[:1, :4], use_cache=True).cache
+    return partial(step, model, torch.ones(1, 1, WIDTH), cache)
 
 
 RUNS: dict[str, Callable[..., None]] = {
     "train": train,
     "read": read,
     "generate": generate,
-    "step": step,
 }
 
 
@@ -93,7 +99,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=512)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--layers", type=int, default=4, help="a multiple of 4")
-    parser.add_argument("--only", nargs="+", choices=list(RUNS), default=list(RUNS))
+    parser.add_argument("--only", nargs="+", choices=[*RUNS, "step"], default=[*RUNS, "step"])
     parser.add_argument("names", nargs="*", default=list(MODELS))
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
@@ -113,10 +119,17 @@ def main() -> None:
             outputs = [model.eval()(tokens[:, :32]).logits for model in models.values()]
         torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-3, atol=1e-3)
         for title in chosen.only:
-            if title == "step" and not hasattr(getattr(theirs, "backbone", None), "layers"):
+            calls: dict[str, Callable[[], None]] = {}
+            if title != "step":
+                calls = {
+                    each: partial(RUNS[title], model, tokens) for each, model in models.items()
+                }
+            elif hasattr(getattr(theirs, "backbone", None), "layers"):
+                calls = {each: steps_of(model, tokens) for each, model in models.items()}
+            else:
                 continue
-            calls = {each: partial(RUNS[title], model, tokens) for each, model in models.items()}
-            times = interleave(calls, chosen.rounds)
+            clock = time.process_time if chosen.threads == 1 else time.perf_counter
+            times = interleave(calls, chosen.rounds, clock=clock)
             ours, others = [1e3 * statistics.median(times[each]) for each in models]
             cells = [name, title, f"{ours:.4g}", f"{others:.4g}", f"{others / ours:.1f}"]
             print(f"| {' | '.join(cells)} |", flush=True)

@@ -5,7 +5,8 @@ Requires transformers 5.24 or later and mambapy for the comparison; without them
 empty. A row is one run, in which all take turns. The share is that of the processor's peak of
 multiply-adds, for an inference on equal lengths that takes 2 multiply-adds per number of a state
 and step, and 3 with the delta rule. The bound of a scan is the time of its exponentials, at the rate
-that ``make rates`` prints for ``exp``, and of its multiply-adds at the peak, one after the other.
+that ``make rates`` prints for ``exp``, and of its multiply-adds at the peak, one after the other. On
+one thread the times are those of the processor, otherwise those of the clock.
 ``RAGLANE_ISA=avx2`` measures another instruction set.
 
     python benchmarks/recurrences.py --threads 1 2 --exponentials 2.5
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -186,8 +188,14 @@ def compare(
         function = getattr(case, PEERS[peer])
         if function is not None and not (is_slow and is_short and peer == "transformers"):
             calls[peer] = partial(run, function, case.tensors)
-    times = interleave(calls, 1 if is_slow and "transformers" in calls else rounds)
+    rounds = 1 if is_slow and "transformers" in calls else rounds
+    times = interleave(calls, rounds, clock=clock())
     return {name: 1e3 * statistics.median(samples) for name, samples in times.items()}
+
+
+def clock() -> Callable[[], float]:
+    """The time of the processor for one thread, which other programs change less; else the wall's."""
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
 
 
 def installed() -> list[str]:
@@ -209,7 +217,7 @@ def print_rows(threads: int, rounds: int, is_short: bool, exponentials: float | 
     torch.set_num_threads(threads)
     multiply = peak(torch.float32)
     assert multiply is not None
-    fastest = multiply() / min(interleave({"peak": multiply}, 5)["peak"])
+    fastest = multiply() / min(interleave({"peak": multiply}, 5, clock=clock())["peak"])
     for case in (Scan("equal"), Scan("fill 0.4"), Attention(False), Attention(True)):
         check(case)
         for run in (infer, train):

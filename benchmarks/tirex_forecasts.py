@@ -81,15 +81,15 @@ def main() -> None:
         "float32": in_float32(theirs),
         "accelerated": rl.accelerate(copy.deepcopy(theirs)),
     }
-    print(f"# TiRex on a CPU\n\n{cpu_name()}, torch {torch.__version__}, {chosen.threads} thread(s).")
+    print(
+        f"# TiRex on a CPU\n\n{cpu_name()}, torch {torch.__version__}, {chosen.threads} thread(s)."
+    )
     print("\n| series | " + " | ".join(f"{name} ms" for name in models) + " | ratio |")
     print("| --- " * (len(models) + 2) + "|")
     for count in SERIES:
         series = torch.randn(count, CONTEXT).cumsum(1)
         results = {name: forecast(each, series) for name, each in models.items()}
-        torch.testing.assert_close(
-            results["accelerated"], results["float32"], rtol=1e-4, atol=1e-3
-        )
+        torch.testing.assert_close(results["accelerated"], results["float32"], rtol=1e-4, atol=1e-3)
         calls = {name: partial(forecast, each, series) for name, each in models.items()}
         times = interleave(calls, chosen.rounds)
         ms = {name: 1e3 * statistics.median(samples) for name, samples in times.items()}
