@@ -27,6 +27,8 @@ import raglane as rl
 from cpu_networks import LIBRARY, POISON
 from fuzz.memory import HARMLESS, WRONG, Change
 from guarded import chosen_library, guarded
+from raglane.kernels.cpu import steps
+from raglane.kernels.cpu.steps import AttentionStep
 from raglane.native import library
 from served_models import Leaky
 
@@ -161,6 +163,7 @@ def _layers() -> Iterator[tuple[Any, bool]]:
     yield rl.nn.GRU(5, 4), True
     yield rl.nn.SRU(5, 4), True
     yield rl.nn.QRNN(5, 4), False
+    yield rl.nn.LSTM(5, 4, 2), True
 
 
 def _run_layers() -> None:
@@ -240,6 +243,20 @@ def _run_recurrences() -> None:
             run(rl.nn.linear_attention(*attended, **gains, delta=delta, resets=resets))
 
 
+@torch.no_grad()
+def _run_steps() -> None:
+    layer = rl.nn.Mamba(5, 4, kernel_size=3)
+    _, state = layer.step(torch.randn(2, 5))
+    layer.step(torch.randn(2, 5), state)
+    for is_delta in (False, True):
+        parts: list[Any] = [torch.randn(26, 1, 3), None, *torch.randn(3, 2).unbind()]
+        options: dict[str, Any] = {"unit": is_delta, "delta": is_delta}
+        step = AttentionStep([*parts, torch.randn(10)], 1, 2, 8, 5, (0, 8, 16), 2, 1e-3, **options)
+        rows = torch.randn(3, 1, 40).split([26, 10, 2, 2], 2)
+        states = torch.randn(3, 26, 3), torch.randn(3, 2, 8, 5)
+        step.run(rows[0], rows[1], rows[2], rows[3] if is_delta else None, *states)
+
+
 def _run_layer_operator(calls: list[Call]) -> None:
     values, state = torch.randn(sum(LENGTHS), 5), torch.zeros(1, 3, 4)
     offsets = torch.tensor([0, 4, 4, 7])
@@ -263,14 +280,20 @@ def calls() -> list[Call]:
 
         return call
 
-    in_cpp = ("forward", "backward", "run_program")
+    in_cpp = ("forward", "backward", "run_program", "stack")
     wrapped = [recorded(*pair) for pair in zip(in_cpp, operators, strict=True)]
+
+    def recorded_step(name: str) -> Any:
+        return recorded(name, getattr(torch.ops.raglane, name))
+
     torch.manual_seed(0)
     # Numbers that are not computed are NaN, so that results can be compared.
     with chosen_library(replace(LIBRARY, flags=POISON)):
         with mock.patch.object(library, "operators", return_value=library.Operators(*wrapped)):
             _run_layers()
             _run_packs()
+        with mock.patch.object(steps, "_operator", recorded_step):
+            _run_steps()
         with _Recorded(made):
             _run_layers()
             _run_program()
@@ -286,9 +309,11 @@ def calls() -> list[Call]:
 def _outcome(call: Call, changes: dict[int, str], *, before: bool = False) -> list[Any] | None:
     """Return the results of a call; None if it was refused, or torch cannot make the changes."""
     try:
-        found = call.run(changes, before=before)
+        answer = call.run(changes, before=before)
     except Exception:  # whatever torch raises for tensors of such kinds
         return None
+    # Some operators also return a status and a reason.
+    found = [part for part in answer if isinstance(part, Tensor)]
     if any(part.is_meta for part in found):
         return None
     # Reading all results finds those in memory that is not theirs.
