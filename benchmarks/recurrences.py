@@ -4,9 +4,12 @@ times of a call and of a training step, and the memory of a training step.
 Requires transformers 5.24 or later and mambapy for the comparison; without them their columns are
 empty. A row is one run, in which all take turns. The share is that of the processor's peak of
 multiply-adds, for an inference on equal lengths that takes 2 multiply-adds per number of a state
-and step, and 3 with the delta rule. ``RAGLANE_ISA=avx2`` measures another instruction set.
+and step, and 3 with the delta rule. The bound of a scan is the time of its exponentials, at the rate
+that ``make rates`` prints for ``exp``, and of its multiply-adds at the peak, one after the other. On
+one thread the times are those of the processor, otherwise those of the clock.
+``RAGLANE_ISA=avx2`` measures another instruction set.
 
-    python benchmarks/recurrences.py --threads 1
+    python benchmarks/recurrences.py --threads 1 2 --exponentials 2.5
     python benchmarks/recurrences.py memory
 """
 
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import time
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
@@ -25,6 +29,7 @@ from harness.timing import interleave, peak
 from torch import Tensor
 
 import raglane as rl
+from raglane.native.library import library
 
 # A lognormal distribution, as in docs/performance.md: 0.4 of a padded batch is real.
 LENGTHS = {"equal": [512] * 8, "fill 0.4": [512, 310, 251, 182, 140, 110, 84, 52]}
@@ -33,6 +38,9 @@ STATES = 16
 STEPS = 2048
 HEADS = 8
 SIZE = 64
+# Exponentials, and multiplications and multiply-adds, of a number of a state and a step of a scan. A
+# training step computes the forward pass twice.
+OF_SCANS = {"infer": (1, 4), "train": (2, 18)}
 # The packages, and the methods of a case that call them.
 PEERS = {"transformers": "theirs", "mambapy": "by_mambapy"}
 
@@ -57,6 +65,7 @@ class Scan:
         self.tensors["A"] = -torch.rand(CHANNELS, STATES) * 8 - 0.1
         self.tensors["D"] = torch.randn(CHANNELS)
         self.operations = 0.0
+        self.numbers = count * CHANNELS * STATES
 
     def batch(self, tensor: Tensor) -> rl.Ragged:
         return rl.Ragged.from_flat(tensor, lengths=self.lengths)
@@ -104,6 +113,7 @@ class Attention:
         self.tensors["k"] = torch.nn.functional.normalize(self.tensors["k"], dim=-1)
         self.tensors["dt"] = torch.rand(STEPS, HEADS)
         self.tensors["A"] = -torch.rand(HEADS)
+        self.numbers = 0
         self.operations = 2.0 * (3 if delta else 2) * STEPS * HEADS * SIZE * SIZE
 
     def ours(self, tensors: dict[str, Tensor]) -> Tensor:
@@ -168,53 +178,93 @@ def memory() -> None:
     )
 
 
+def compare(
+    case: Scan | Attention, run: Callable[..., None], rounds: int, is_short: bool
+) -> dict[str, float]:
+    """The median milliseconds of a call by each package, and ``ours``."""
+    calls = {"ours": partial(run, case.ours, case.tensors)}
+    is_slow = isinstance(case, Scan) and run is train
+    for peer in installed():
+        function = getattr(case, PEERS[peer])
+        if function is not None and not (is_slow and is_short and peer == "transformers"):
+            calls[peer] = partial(run, function, case.tensors)
+    rounds = 1 if is_slow and "transformers" in calls else rounds
+    times = interleave(calls, rounds, clock=clock())
+    return {name: 1e3 * statistics.median(samples) for name, samples in times.items()}
+
+
+def clock() -> Callable[[], float]:
+    """The time of the processor for one thread, which other programs change less; else the wall's."""
+    return time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+
+
+def installed() -> list[str]:
+    """The packages that can be compared."""
+    return [name for name in PEERS if find_spec(name) is not None]
+
+
+def check(case: Scan | Attention) -> None:
+    """Raise if a package has other results."""
+    for peer in installed():
+        function = getattr(case, PEERS[peer])
+        if function is not None:
+            pair = case.ours(case.tensors), function(case.tensors)
+            torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-3)
+
+
+def print_rows(threads: int, rounds: int, is_short: bool, exponentials: float | None) -> None:
+    """Print the rows of a number of threads."""
+    torch.set_num_threads(threads)
+    multiply = peak(torch.float32)
+    assert multiply is not None
+    fastest = multiply() / min(interleave({"peak": multiply}, 5, clock=clock())["peak"])
+    for case in (Scan("equal"), Scan("fill 0.4"), Attention(False), Attention(True)):
+        check(case)
+        for run in (infer, train):
+            medians = compare(case, run, rounds, is_short)
+            ours = medians["ours"]
+            share = case.operations / (ours / 1e3) / fastest if run is infer else 0
+            cells = [case.title, run.__name__, str(threads), f"{ours:.3g}"]
+            cells.append(f"{share:.2f}" if share else "")
+            bound = 0.0
+            if exponentials is not None:
+                of_exp, of_sums = OF_SCANS[run.__name__]
+                seconds = of_exp / (1e9 * exponentials * threads) + 2 * of_sums / fastest
+                bound = 1e3 * case.numbers * seconds
+            cells.append(f"{ours / bound:.2f}" if bound else "")
+            for peer in installed():
+                other = medians.get(peer)
+                cells += ["", ""] if other is None else [f"{other:.4g}", f"{other / ours:.1f}"]
+            print(f"| {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("part", nargs="?", choices=["times", "memory"], default="times")
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--exponentials", type=float, help="a thousand million per second, of make rates"
+    )
     parser.add_argument(
         "--without-training-scans", action="store_true", help="theirs take a minute"
     )
     chosen = parser.parse_args()
-    torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     if chosen.part == "memory":
+        torch.set_num_threads(chosen.threads[0])
         memory()
         return
-    peers = [name for name in PEERS if find_spec(name) is not None]
-    multiply = peak(torch.float32)
-    assert multiply is not None
-    fastest = multiply() / min(interleave({"peak": multiply}, 5)["peak"])
-    columns = ["recurrence", "", "ms", "share of the peak"]
-    for peer in peers:
+    columns = ["recurrence", "", "threads", "ms", "share of the peak", "times the bound"]
+    for peer in installed():
         columns += [f"{peer} ms", "ratio"]
+    print(f"Instruction set: {library().isa}.\n")
     print(f"| {' | '.join(columns)} |\n" + "| --- " * len(columns) + "|")
-    for case in (Scan("equal"), Scan("fill 0.4"), Attention(False), Attention(True)):
-        functions = {peer: getattr(case, PEERS[peer]) for peer in peers}
-        for function in functions.values():
-            if function is not None:
-                pair = case.ours(case.tensors), function(case.tensors)
-                torch.testing.assert_close(*pair, rtol=1e-3, atol=1e-3)
-        for run in (infer, train):
-            calls = {"ours": partial(run, case.ours, case.tensors)}
-            is_slow = isinstance(case, Scan) and run is train
-            for peer, function in functions.items():
-                is_left = is_slow and chosen.without_training_scans and peer == "transformers"
-                if function is not None and not is_left:
-                    calls[peer] = partial(run, function, case.tensors)
-            times = interleave(calls, 1 if is_slow and "transformers" in calls else chosen.rounds)
-            medians = {name: 1e3 * statistics.median(samples) for name, samples in times.items()}
-            ours = medians["ours"]
-            share = case.operations / (ours / 1e3) / fastest if run is infer else 0
-            cells = [case.title, run.__name__, f"{ours:.3g}", f"{share:.2f}" if share else ""]
-            for peer in peers:
-                other = medians.get(peer)
-                cells += ["", ""] if other is None else [f"{other:.4g}", f"{other / ours:.1f}"]
-            print(f"| {' | '.join(cells)} |", flush=True)
+    for threads in chosen.threads:
+        print_rows(threads, chosen.rounds, chosen.without_training_scans, chosen.exponentials)
 
 
 if __name__ == "__main__":

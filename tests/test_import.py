@@ -58,6 +58,18 @@ def test_layers_and_batches_need_torch_and_numpy_alone(script: Script) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 4] [1]\n", "")
 
 
+def test_streams_load_no_training_or_data(script: Script) -> None:
+    """An engine of modules needs the rooms of layers alone."""
+    done = script(
+        "import sys, raglane as rl\n"
+        "from raglane.streams import Engine\n"
+        "Engine(rl.nn.GRU(3, 4).eval(), max_streams=1).open().close()\n"
+        "rooms = {name.split('.')[1] for name in sys.modules if name.startswith('raglane.')}\n"
+        "print(sorted(rooms & {'training', 'data', 'runs', 'serve', 'report', 'planner', 'cli'}))"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
 def test_a_training_and_a_loaded_run_import_nothing_that_takes_seconds(
     script: Script, tmp_path: Path
 ) -> None:

@@ -52,6 +52,8 @@ RAGLANE_ADD_FIELDS(raglane_alignment, RAGLANE_ALIGNMENT_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_pairs, RAGLANE_PAIRS_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_selective_scan, RAGLANE_SELECTIVE_SCAN_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_attention, RAGLANE_ATTENTION_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_mamba_step, RAGLANE_MAMBA_STEP_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_attention_step, RAGLANE_ATTENTION_STEP_FIELDS)
 
 template <class Struct> std::string described(const char* name) {
   std::string text = std::string(name) + " " + std::to_string(sizeof(Struct)) + "\n";
@@ -69,7 +71,9 @@ extern "C" const char* raglane_fields(int32_t number) try {
       described<raglane_search>("raglane_search"), described<raglane_alignment>("raglane_alignment"),
       described<raglane_pairs>("raglane_pairs"), described<raglane_factors>("raglane_factors"),
       described<raglane_selective_scan>("raglane_selective_scan"),
-      described<raglane_attention>("raglane_attention"), described<raglane_cell_facts>("raglane_cell_facts")};
+      described<raglane_attention>("raglane_attention"),
+      described<raglane_mamba_step>("raglane_mamba_step"),
+      described<raglane_attention_step>("raglane_attention_step"), described<raglane_cell_facts>("raglane_cell_facts")};
   return number >= 0 && number < (int32_t)std::size(all) ? all[number].c_str() : nullptr;
 } catch (...) {
   return nullptr;  // no memory

@@ -60,6 +60,60 @@ int32_t scan(const raglane_selective_scan* given, bool backward, char* message, 
   });
 }
 
+template <class Call> void check_step(const Call& call) {
+  if (call.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)call.abi);
+  if (call.dtype != RAGLANE_FLOAT32 && call.dtype != RAGLANE_FLOAT64)
+    fail("dtype must be RAGLANE_FLOAT32 or RAGLANE_FLOAT64, got %lld", (long long)call.dtype);
+  at_least("rows", call.rows, 0);
+  if (call.rows > most_width) fail("rows must be at most %lld, got %lld", (long long)most_width, (long long)call.rows);
+  check_size("taps", call.taps);
+  at_least("kept", call.kept, call.taps - 1);
+  if (call.kept > most_width) fail("kept must be at most %lld, got %lld", (long long)most_width, (long long)call.kept);
+  present("conv_weight", call.conv_weight);
+  if (call.rows == 0) return;
+  present("state", call.state), present("output", call.output);
+  if (call.kept > 0) present("earlier", call.earlier);
+}
+
+void check(const raglane_mamba_step& call) {
+  check_step(call);
+  check_size("inputs", call.inputs);
+  check_size("outputs", call.outputs);
+  check_size("channels", call.channels);
+  check_size("states", call.states);
+  check_size("rank", call.rank);
+  if (call.residual && call.outputs != call.inputs)
+    fail("outputs must be %lld, the inputs, with residual, got %lld", (long long)call.inputs, (long long)call.outputs);
+  present("in_weight", call.in_weight), present("x_weight", call.x_weight), present("dt_weight", call.dt_weight);
+  present("A", call.A), present("out_weight", call.out_weight);
+  if (call.rows > 0) present("x", call.x);
+}
+
+void check(const raglane_attention_step& call) {
+  check_step(call);
+  check_size("key_heads", call.key_heads);
+  check_size("heads", call.heads);
+  check_size("key_size", call.key_size);
+  check_size("value_size", call.value_size);
+  if (call.heads % call.key_heads != 0)
+    fail("heads must be a multiple of key_heads, %lld, got %lld", (long long)call.key_heads, (long long)call.heads);
+  const int64_t columns = call.heads * call.value_size, keys = call.key_heads * call.key_size, channels = 2 * keys + columns;
+  for (int64_t first : {call.q_first, call.k_first}) {
+    if (first < 0 || first > channels - keys)
+      fail("q_first and k_first must be from 0 to %lld, got %lld", (long long)(channels - keys), (long long)first);
+  }
+  if (call.v_first < 0 || call.v_first > channels - columns)
+    fail("v_first must be from 0 to %lld, got %lld", (long long)(channels - columns), (long long)call.v_first);
+  if (call.transposed && call.delta) fail("delta must be without transposed, got both");
+  at_least("norm_groups", call.norm_groups, 1);
+  at_least("norm_size", call.norm_size, 1);
+  if (columns % call.norm_groups || columns % call.norm_size || call.norm_size % (columns / call.norm_groups))
+    fail("norm_groups and norm_size must divide %lld columns, got %lld and %lld", (long long)columns,
+         (long long)call.norm_groups, (long long)call.norm_size);
+  present("dt_bias", call.dt_bias), present("A", call.A), present("norm", call.norm);
+  if (call.rows > 0) present("mixed", call.mixed), present("dt", call.dt), present("gate", call.gate);
+}
+
 void check(const raglane_attention& call, bool backward) {
   check_head(call);
   check_size("key_heads", call.key_heads);
@@ -135,6 +189,24 @@ int32_t raglane_scan_selectively(const raglane_selective_scan* call, char* messa
 
 int32_t raglane_scan_selectively_backward(const raglane_selective_scan* call, char* message, int64_t size) {
   return scan(call, true, message, size);
+}
+
+int32_t raglane_step_mamba(const raglane_mamba_step* step, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("step", step);
+    const raglane_mamba_step mine = *step;
+    check(mine);
+    return kernels_of(mine.isa, mine.dtype).step_mamba(mine);
+  });
+}
+
+int32_t raglane_step_attention(const raglane_attention_step* step, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("step", step);
+    const raglane_attention_step mine = *step;
+    check(mine);
+    return kernels_of(mine.isa, mine.dtype).step_attention(mine);
+  });
 }
 
 int32_t raglane_attend(const raglane_attention* call, char* message, int64_t size) {

@@ -87,4 +87,75 @@ typedef struct raglane_attention { RAGLANE_ATTENTION_FIELDS(RAGLANE_FIELD) } rag
 RAGLANE_EXPORT int32_t raglane_attend(const raglane_attention* attention, char* message, int64_t size);
 RAGLANE_EXPORT int32_t raglane_attend_backward(const raglane_attention* attention, char* message, int64_t size);
 
+/* One step of Mamba's block for each of B rows, whose states are replaced, in float or double:
+ *   v = x, with a norm x / sqrt(mean of x^2 + norm_eps) times it;  u, z = in_weight v + in_bias
+ *   u = silu(conv_weight * (the inputs before and u) + conv_bias)
+ *   r, b, c = x_weight u, with eps of at least 0 each divided by sqrt(its mean square + eps), times its norm
+ *   y of the selective scan of u, dt_weight r, A, b, c, D and dt_bias, with softplus
+ *   output = out_weight (y silu(z)) + out_bias, with residual + x
+ * The bits of a row do not depend on the others. */
+#define RAGLANE_MAMBA_STEP_FIELDS(FIELD)                                                                             \
+  FIELD(int64_t, abi) FIELD(int64_t, isa) FIELD(int64_t, dtype) FIELD(int64_t, flags) /* as in a layer */            \
+  FIELD(int64_t, rows)              /* B */                                                                          \
+  FIELD(int64_t, inputs) FIELD(int64_t, outputs) /* D and O */                                                       \
+  FIELD(int64_t, channels)          /* E */                                                                          \
+  FIELD(int64_t, states)            /* S */                                                                          \
+  FIELD(int64_t, taps)              /* K of the convolution */                                                       \
+  FIELD(int64_t, kept)              /* the inputs in its state, at least K - 1 */                                    \
+  FIELD(int64_t, rank)              /* R of the step sizes */                                                        \
+  FIELD(int64_t, row_stride) FIELD(int64_t, channel_stride) FIELD(int64_t, tap_stride) /* of `earlier` */            \
+  FIELD(int64_t, logarithms)        /* 1: A is log(-A), else 0 */                                                    \
+  FIELD(int64_t, residual)          /* 1 with O = D, or 0 */                                                         \
+  FIELD(int64_t, ordered)           /* 1: sums of products in the order of columns, as in whole sequences; 0: faster */\
+  FIELD(double, norm_eps) FIELD(double, eps)                                                                         \
+  FIELD(const void*, x) FIELD(const void*, norm) /* (B, D); (D) or null */                                           \
+  FIELD(const void*, in_weight) FIELD(const void*, in_bias) /* (2 E, D); (2 E) or null */                            \
+  FIELD(const void*, conv_weight) FIELD(const void*, conv_bias) /* (E, K); (E) or null */                            \
+  FIELD(const void*, x_weight)      /* (R + 2 S, E) */                                                               \
+  FIELD(const void*, dt_weight) FIELD(const void*, dt_bias) /* (E, R); (E) or null */                                \
+  FIELD(const void*, dt_norm) FIELD(const void*, B_norm) FIELD(const void*, C_norm) /* (R), (S), (S), or null */     \
+  FIELD(const void*, A)             /* (E, S) */                                                                     \
+  FIELD(const void*, D)             /* (E) or null */                                                                \
+  FIELD(const void*, out_weight) FIELD(const void*, out_bias) /* (O, E); (O) or null */                              \
+  FIELD(void*, earlier)             /* (B, E, kept) by the strides, oldest first */                                  \
+  FIELD(void*, state)               /* (B, E, S) */                                                                  \
+  FIELD(void*, output)              /* (B, O) */
+typedef struct raglane_mamba_step { RAGLANE_MAMBA_STEP_FIELDS(RAGLANE_FIELD) } raglane_mamba_step;
+RAGLANE_EXPORT int32_t raglane_step_mamba(const raglane_mamba_step* step, char* message, int64_t size);
+
+/* One step of a block of linear attention for each of B rows, between its projections, whose states are replaced, in
+ * float or double; with G, H, K and V of linear attention and C = 2 G K + H V channels:
+ *   u = silu(conv_weight * (the inputs before and mixed) + conv_bias), which has q, k and v from three of its columns on
+ *   with unit, q and k are divided by sqrt(the sum of squares + 1e-6)
+ *   d = log(1 + exp(dt + dt_bias)), at least least_dt and at most most_dt;  log_decay = -d exp(A)
+ *   gain = beta_scale sigmoid(beta), without beta d;  o = that of linear attention, + D v
+ *   output = norm(o silu(gate)) with gates_first, else norm(o) silu(gate); the norm divides each of norm_groups groups of
+ *   columns by the root of their mean square plus norm_eps, and multiplies by the weight, which repeats */
+#define RAGLANE_ATTENTION_STEP_FIELDS(FIELD)                                                                         \
+  FIELD(int64_t, abi) FIELD(int64_t, isa) FIELD(int64_t, dtype) FIELD(int64_t, flags) /* as in a layer */            \
+  FIELD(int64_t, rows)              /* B */                                                                          \
+  FIELD(int64_t, key_heads) FIELD(int64_t, heads) FIELD(int64_t, key_size) FIELD(int64_t, value_size)                \
+  FIELD(int64_t, q_first) FIELD(int64_t, k_first) FIELD(int64_t, v_first) /* columns of u */                         \
+  FIELD(int64_t, taps) FIELD(int64_t, kept)                                                                          \
+  FIELD(int64_t, row_stride) FIELD(int64_t, channel_stride) FIELD(int64_t, tap_stride) /* as in a step of Mamba */   \
+  FIELD(int64_t, mixed_stride) FIELD(int64_t, dt_stride) FIELD(int64_t, beta_stride) FIELD(int64_t, gate_stride)     \
+  FIELD(int64_t, unit) FIELD(int64_t, delta) FIELD(int64_t, gates_first) /* 1 or 0 */                                \
+  FIELD(int64_t, transposed)        /* 1: states (V, K), without delta; 0: (K, V) */                                 \
+  FIELD(int64_t, norm_groups)       /* a divisor of H V */                                                           \
+  FIELD(int64_t, norm_size)         /* of the weight: a multiple of a group, and a divisor of H V */                 \
+  FIELD(double, scale) FIELD(double, beta_scale) FIELD(double, least_dt) FIELD(double, most_dt)                      \
+  FIELD(double, norm_eps)                                                                                            \
+  FIELD(const void*, mixed)         /* (B, C) */                                                                     \
+  FIELD(const void*, conv_weight) FIELD(const void*, conv_bias) /* (C, taps); (C) or null */                         \
+  FIELD(const void*, dt) FIELD(const void*, dt_bias) /* (B, H); (H) */                                               \
+  FIELD(const void*, A)             /* (H) */                                                                        \
+  FIELD(const void*, beta)          /* (B, H) or null */                                                             \
+  FIELD(const void*, D)             /* (H) or null */                                                                \
+  FIELD(const void*, gate) FIELD(const void*, norm) /* (B, H V); (norm_size) */                                      \
+  FIELD(void*, earlier)             /* (B, C, kept) by the strides, oldest first */                                  \
+  FIELD(void*, state)               /* (B, H, K, V) or (B, H, V, K) */                                               \
+  FIELD(void*, output)              /* (B, H V) */
+typedef struct raglane_attention_step { RAGLANE_ATTENTION_STEP_FIELDS(RAGLANE_FIELD) } raglane_attention_step;
+RAGLANE_EXPORT int32_t raglane_step_attention(const raglane_attention_step* step, char* message, int64_t size);
+
 #endif

@@ -9,6 +9,13 @@
 
 namespace raglane::RAGLANE_TARGET {
 
+// softplus(x) = max(x, 0) + log(1 + exp(-|x|))
+template <class A> RAGLANE_INLINE Vec<A> soften(Vec<A> x) {
+  Vec<A> small = below_zero<A>(x);
+  exp<A, 1>(&small);
+  return at_least((A)0, x) + log1p<A>(small);
+}
+
 template <class S> class SelectiveLoops {
  public:
   using A = typename Arithmetic<S>::type;
@@ -258,12 +265,6 @@ template <class S> class SelectiveLoops {
     V element(const void* values, int64_t row, int block) const {
       return load((const S*)values + row * c_.channels + channel_of(block), lanes_of(block));
     }
-    // softplus(x) = max(x, 0) + log(1 + exp(-|x|))
-    static RAGLANE_INLINE V soften(V x) {
-      V small = below_zero<A>(x);
-      exp<A, 1>(&small);
-      return at_least((A)0, x) + log1p<A>(small);
-    }
     // dt, dt x and D x of a block.
     void prepare(const Segment& segment, int block, A* y) const {
       const V bias = parameter(c_.dt_bias, block), skip = parameter(c_.D, block);
@@ -277,7 +278,7 @@ template <class S> class SelectiveLoops {
         if (!y) fetch<S>(c_.grad_x, ahead), fetch<S>(c_.grad_dt, ahead);
         const V x = element(c_.x, segment.first + t, block);
         V d = element(c_.dt, segment.first + t, block) + bias;
-        if (c_.softplus) d = soften(d);
+        if (c_.softplus) d = soften<A>(d);
         d = at_most((A)c_.most_dt, at_least((A)c_.least_dt, d));
         store(dt_ + t * width, d);
         store(in_ + t * width, d * x);
@@ -376,7 +377,7 @@ template <class S> class SelectiveLoops {
         const int64_t row = segment.first + t, at = row * c_.channels + channel_of(block);
         const V x = element(c_.x, row, block), y = load(grad_y_ + t * width), in = load(grad_in_ + t * width);
         const V raw = element(c_.dt, row, block) + bias;
-        const V unbounded = c_.softplus ? soften(raw) : raw;
+        const V unbounded = c_.softplus ? soften<A>(raw) : raw;
         V of_dt = fma(in, x, load(grad_dt_ + t * width));
         const auto is_bounded = (unbounded < (A)c_.least_dt) | (unbounded > (A)c_.most_dt);
         of_dt = is_bounded ? V{} : of_dt;

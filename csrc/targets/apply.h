@@ -1,4 +1,4 @@
-// The functions of the cells on arrays, for tests.
+// The functions of the cells on arrays.
 #pragma once
 
 #include "abi/raglane.h"

@@ -16,6 +16,8 @@ int32_t backward_in_rounds(const Call& call);
 int32_t outer(const raglane_outer& outer);
 int32_t scan(const SelectiveScan& call);
 int32_t scan_backward(const SelectiveScan& call);
+int32_t step_mamba(const raglane_mamba_step& step);
+int32_t step_attention(const raglane_attention_step& step);
 int32_t attend(const LinearAttention& call);
 int32_t attend_backward(const LinearAttention& call);
 }
@@ -29,6 +31,8 @@ using RAGLANE_FAMILY::backward_in_rounds;
 using RAGLANE_FAMILY::outer;
 using RAGLANE_FAMILY::scan;
 using RAGLANE_FAMILY::scan_backward;
+using RAGLANE_FAMILY::step_attention;
+using RAGLANE_FAMILY::step_mamba;
 using RAGLANE_FAMILY::walk_and_gradients;
 #else
 int32_t outer(const raglane_outer& outer) { return outer_products(outer); }
@@ -38,6 +42,8 @@ int32_t backward_in_rounds(const Call& call) { return run<BackwardRounds>(call);
 #if !defined(RAGLANE_FAMILY)
 int32_t scan(const SelectiveScan& call);
 int32_t scan_backward(const SelectiveScan& call);
+int32_t step_mamba(const raglane_mamba_step& step);
+int32_t step_attention(const raglane_attention_step& step);
 int32_t attend(const LinearAttention& call);
 int32_t attend_backward(const LinearAttention& call);
 #endif
@@ -53,5 +59,5 @@ int32_t backward(const Call& call) {
 }
 extern const Kernels kernels = {forward,          backward, elementwise_forward, elementwise_backward, pack,
                                 elementwise_pack, program, program_pack, outer, scan, scan_backward,
-                                attend, attend_backward, apply, multiply_registers};
+                                step_mamba, step_attention, attend, attend_backward, apply, multiply_registers};
 }  // namespace raglane::RAGLANE_TARGET

@@ -4,7 +4,7 @@
 #endif
 #include "recurrence/attention_backward.h"
 #include "recurrence/attention_forward.h"
-#include "recurrence/selective.h"
+#include "recurrence/attention_step.h"
 #include "targets/targets.h"
 
 #if !defined(RAGLANE_FAMILY)
@@ -27,6 +27,12 @@ int32_t scan(const SelectiveScan& call) {
 }
 int32_t scan_backward(const SelectiveScan& call) {
   return with_dtype(call.scan->dtype, call, []<class S>(const auto& c) { return SelectiveLoops<S>(c).backward(); });
+}
+int32_t step_mamba(const raglane_mamba_step& step) {
+  return step.dtype == RAGLANE_FLOAT64 ? MambaStep<double>(step).run() : MambaStep<float>(step).run();
+}
+int32_t step_attention(const raglane_attention_step& step) {
+  return step.dtype == RAGLANE_FLOAT64 ? AttentionStep<double>(step).run() : AttentionStep<float>(step).run();
 }
 int32_t attend(const LinearAttention& call) {
   return with_dtype(call.attention->dtype, call, []<class S>(const auto& c) { return AttentionForward<S>(c).run(); });

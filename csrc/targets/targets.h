@@ -48,6 +48,8 @@ struct Kernels {
   int32_t (*outer)(const raglane_outer&);
   int32_t (*scan)(const SelectiveScan&);
   int32_t (*scan_backward)(const SelectiveScan&);
+  int32_t (*step_mamba)(const raglane_mamba_step&);
+  int32_t (*step_attention)(const raglane_attention_step&);
   int32_t (*attend)(const LinearAttention&);
   int32_t (*attend_backward)(const LinearAttention&);
   int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);

@@ -109,6 +109,35 @@ def test_chunks_forget_as_steps_do(log_decay: float) -> None:
     torch.testing.assert_close(ours[:2], expected[:2], rtol=1e-9, atol=1e-9)
 
 
+def test_chunks_of_one_strong_decay_in_float32() -> None:
+    """Decays that are divided by each other would overflow."""
+    offsets = torch.tensor([0, 64])
+    narrow = [torch.randn(64, 1, 8), torch.randn(64, 1, 8), torch.randn(64, 2, 8)]
+    for log_decay in (-1000.0, -1e5, -math.inf):
+        decays = -torch.rand(64, 2)
+        decays[40] = log_decay
+        tensors = [*narrow, decays, None, None, None, None, None]
+        exact = [None if each is None else each.double() for each in tensors]
+        ours = attention_chunks(tuple(tensors), offsets, None, 1.0, False, 0.0)
+        right = attention_loop(tuple(exact), offsets, None, 1.0, False, 0.0)
+        for one, other in zip(ours[:2], right[:2], strict=True):
+            scale = float(other.abs().max())
+            torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5 * scale)
+
+
+def test_chunks_of_equal_keys() -> None:
+    """An inverse of a chunk's matrix by powers would lose all digits."""
+    key = torch.nn.functional.normalize(torch.randn(1, 1, 64), dim=-1).expand(64, 1, 64)
+    gain = torch.full((64, 1), 0.99)
+    tensors = [torch.randn(64, 1, 64), key, torch.randn(64, 1, 32), None, gain, *[None] * 4]
+    exact = [None if each is None else each.double() for each in tensors]
+    offsets = torch.tensor([0, 64])
+    ours = attention_chunks(tuple(tensors), offsets, None, 1.0, True, 0.0)
+    right = attention_loop(tuple(exact), offsets, None, 1.0, True, 0.0)
+    for one, other in zip(ours[:2], right[:2], strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_nan_stays_in_its_sequence_and_before_a_reset(kind: str) -> None:
     tensors: Any = attention_tensors(kind)

@@ -690,6 +690,9 @@ def test_combinations_that_no_network_has() -> None:
             log_gain=ragged(tensors["log_gain"], [3]),
             initial_state=tensors["initial_state"],
         )
+    keys = {name: drawn(3, 3, 2) for name in "qk"}
+    with pytest.raises(ShapeError, match="q must be a divisor of the 4 heads of v"):
+        run_attention(keys | {"v": drawn(3, 4, 2)}, [3])
     inputs = scan_inputs(lengths=[3])
     with pytest.raises(ArgumentError, match="dt_limit"):
         run_scan(inputs, [3], dt_limit=(1.0, 0.5))

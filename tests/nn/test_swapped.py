@@ -24,6 +24,7 @@ from mixer_models import (
     small_model,
 )
 from raglane.errors import ArgumentError, ShapeError
+from raglane.kernels.cpu import steps
 from raglane.nn.swapped.base import Mixer
 from raglane.nn.swapped.entry import Entry
 
@@ -33,6 +34,8 @@ LENGTHS = [3, 5, 2, 1]
 families = pytest.mark.parametrize("family", list(FAMILIES))
 HYBRID = "bamba"
 WITHOUT_POSITIONS = ["mamba", "falcon_mamba", "mamba2"]
+WITH_ATTENTION = ["jamba", "bamba", "qwen3_5", "qwen3_next", "olmo_hybrid"]
+IN_STEPS = ["mamba", "falcon_mamba", "mamba2", *WITH_ATTENTION]
 FEW = ["mamba", "mamba2", "qwen3_5", "jamba"]
 
 
@@ -138,6 +141,50 @@ def test_generation(family: str) -> None:
     for row, prompt in zip(output, prompts, strict=True):
         alone = fast.generate(prompt.unsqueeze(0), num_beams=3, use_cache=False, **options)
         assert torch.equal(row[7:], alone[0, len(prompt) :])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", IN_STEPS)
+@torch.no_grad()
+def test_a_step_is_one_call(
+    family: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the numbers of the same step by modules, also where a hook needs these."""
+    model = accelerated(small_model(family)).to(dtype)
+    output = model(torch.stack(drawn_prompts([5, 5])), use_cache=True)
+    cache = output.get("cache") or output.past_key_values
+    caches = [copy.deepcopy(cache) for _ in range(3)]
+    token = torch.stack(drawn_prompts([1, 1]))
+    count: list[int] = []
+
+    def counted(name: str) -> Any:
+        run = operator(name)
+        count.append(0)
+
+        def call(*arguments: Any) -> Any:
+            count[-1] += 1
+            return run(*arguments)
+
+        return call
+
+    operator = steps._operator
+    monkeypatch.setattr(steps, "_operator", counted)
+    mixers: list[Any] = [module for module in model.modules() if isinstance(module, Mixer)]
+    once = [model(token, cache=caches[0], use_cache=True).logits for _ in range(2)]
+    assert sum(count) == 2 * len(mixers)
+    monkeypatch.setattr(steps, "_operator", operator)
+    ends: list[int] = []
+    for mixer in mixers:
+        mixer.register_forward_hook(lambda *_: ends.append(1))
+        last = mixer.o_proj if family == "olmo_hybrid" else mixer.out_proj
+        last.register_forward_hook(lambda *_: ends.append(1))
+    hooked = [model(token, cache=caches[1], use_cache=True).logits for _ in range(2)]
+    assert len(ends) == 4 * len(mixers)
+    monkeypatch.setattr(steps, "_operator", lambda _: None)
+    apart = [model(token, cache=caches[2], use_cache=True).logits for _ in range(2)]
+    bound = 1e-4 if dtype is torch.float32 else 1e-6  # transformers normalises in float32
+    assert _worst(once, apart) < bound
+    assert _worst(hooked, apart) < bound
 
 
 @pytest.mark.parametrize("family", ["mamba2", "qwen3_5"])

@@ -27,6 +27,8 @@ import raglane as rl
 from cpu_networks import LIBRARY, POISON
 from fuzz.memory import HARMLESS, WRONG, Change
 from guarded import chosen_library, guarded
+from raglane.kernels.cpu import steps
+from raglane.kernels.cpu.steps import AttentionStep
 from raglane.native import library
 from served_models import Leaky
 
@@ -242,6 +244,20 @@ def _run_recurrences() -> None:
             run(rl.nn.linear_attention(*attended, **gains, delta=delta, resets=resets))
 
 
+@torch.no_grad()
+def _run_steps() -> None:
+    layer = rl.nn.Mamba(5, 4, kernel_size=3)
+    _, state = layer.step(torch.randn(2, 5))
+    layer.step(torch.randn(2, 5), state)
+    for is_delta in (False, True):
+        parts: list[Any] = [torch.randn(26, 1, 3), None, *torch.randn(3, 2).unbind()]
+        options: dict[str, Any] = {"unit": is_delta, "delta": is_delta}
+        step = AttentionStep([*parts, torch.randn(10)], 1, 2, 8, 5, (0, 8, 16), 2, 1e-3, **options)
+        rows = torch.randn(3, 1, 40).split([26, 10, 2, 2], 2)
+        states = torch.randn(3, 26, 3), torch.randn(3, 2, 8, 5)
+        step.run(rows[0], rows[1], rows[2], rows[3] if is_delta else None, *states)
+
+
 def _run_layer_operator(calls: list[Call]) -> None:
     values, state = torch.randn(sum(LENGTHS), 5), torch.zeros(1, 3, 4)
     offsets = torch.tensor([0, 4, 4, 7])
@@ -267,12 +283,18 @@ def calls() -> list[Call]:
 
     in_cpp = ("forward", "backward", "run_program", "stack")
     wrapped = [recorded(*pair) for pair in zip(in_cpp, operators, strict=True)]
+
+    def recorded_step(name: str) -> Any:
+        return recorded(name, getattr(torch.ops.raglane, name))
+
     torch.manual_seed(0)
     # Numbers that are not computed are NaN, so that results can be compared.
     with chosen_library(replace(LIBRARY, flags=POISON)):
         with mock.patch.object(library, "operators", return_value=library.Operators(*wrapped)):
             _run_layers()
             _run_packs()
+        with mock.patch.object(steps, "_operator", recorded_step):
+            _run_steps()
         with _Recorded(made):
             _run_layers()
             _run_program()

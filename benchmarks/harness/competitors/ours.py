@@ -12,7 +12,7 @@ from harness.batch import Batch
 from harness.competitors import pytorch
 from harness.competitors.base import Answer, Forward, Runner, torch_runner
 from raglane.kernels import dispatch
-from raglane.nn.recurrent.accelerate import accelerate
+from raglane.nn.porting.accelerate import accelerate
 from raglane.nn.recurrent.call import plan_of, prepare
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.explain import explain

@@ -55,7 +55,7 @@ def is_stdout(path: Path | None) -> bool:
 def write_json(path: Path | None, content: Any) -> None:
     """Write JSON to the file of an option, or to standard output for ``-``; nothing for None."""
     from raglane._utils.files import check_writable, write_file
-    from raglane.training.stored import finite, to_json
+    from raglane._utils.json import finite, to_json
 
     if path is None:
         return

@@ -164,9 +164,9 @@ def report(
     that of the run; return the content of evaluation.json.
     """
     from raglane._utils.files import write_files
+    from raglane._utils.json import to_json
     from raglane.training import inference
     from raglane.training.folder import EVALUATION
-    from raglane.training.stored import to_json
 
     evaluation = inference.evaluate(saved, records, device=device, **(more or {}))
     name = "test" if is_short else "evaluation"
@@ -390,7 +390,7 @@ def _on_ray(
         name = next(iter(named))
         rule = "unset for the engine ray, which reads the columns of the training data"
         raise ArgumentError(name, quote(named[name]), rule, "leave it out")
-    from raglane.runs.on_ray import predict_on_ray
+    from raglane.runs.ray_predictions import predict_on_ray
     from raglane.runs.run import load
 
     count = predict_on_ray(load(run, cell=cell), str(data), output, **more)

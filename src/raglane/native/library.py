@@ -140,9 +140,7 @@ class Library:
         return 1 if forked else asked or torch.get_num_threads()
 
     def apply(self, function: str, values: Tensor) -> Tensor:
-        """Compute a ``raglane_function`` as cells do, of contiguous float32 or float64; for
-        tests.
-        """
+        """Compute a ``raglane_function`` as cells do, of contiguous float32 or float64."""
         if (
             values.dtype not in (torch.float32, torch.float64)
             or not values.is_contiguous()

@@ -25,12 +25,6 @@ from raglane._utils.tracing import index_arithmetic, is_transformed, never_trace
 from raglane.errors import ArgumentError, ShapeError
 from raglane.native.library import ABI, call, library, missing_kernels
 from raglane.native.memory import address, pointer
-from raglane.packing.checks import (
-    check_permutation,
-    read_packed,
-    read_padded,
-    read_padded_lengths_on_host,
-)
 from raglane.packing.layouts import (
     inverse,
     on_host,
@@ -38,6 +32,12 @@ from raglane.packing.layouts import (
     rows_of,
     shape_and_strides,
     unpacked_rows,
+)
+from raglane.packing.pack_checks import (
+    check_permutation,
+    read_packed,
+    read_padded,
+    read_padded_lengths_on_host,
 )
 from raglane.segments import IntArray, conjugate, lengths_from_offsets, offsets_from_lengths
 from raglane.segments.indexing import place_rows, take_rows

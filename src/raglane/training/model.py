@@ -13,22 +13,22 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from raglane._utils.checks import check_count
+from raglane._utils.json import build
 from raglane._utils.messages import quote
 from raglane.data.prepare import seasons
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError
 from raglane.nn import SequenceEncoder
+from raglane.nn.embeddings import Mixed, with_dropout
 from raglane.nn.linear import RowLinear, row_linear, row_sigmoid
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.search import beam_search, layers_first, rows_first
 from raglane.ragged import Ragged
 from raglane.tasks import TASKS
 from raglane.training.decoders import DECODERS
-from raglane.training.embeddings import Mixed, with_dropout
 from raglane.training.own_cell import is_own, load_cell
 from raglane.training.settings import ModelSettings
-from raglane.training.stored import build
 from raglane.training.tasks import CLASSES
 
 # The positions of the two special tokens in the vocabulary.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.files import as_path, check_new_file, no_formula, write_files
+from raglane._utils.json import finite
 from raglane._utils.messages import quote, require
 from raglane.data.assemble.answers import filled
 from raglane.data.dataset import Dataset
@@ -21,7 +22,6 @@ from raglane.errors import ArgumentError
 from raglane.training.checkpoint import CONFIG
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
 from raglane.training.results import Predictions
-from raglane.training.stored import finite
 
 
 def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False) -> None:

@@ -12,6 +12,10 @@ from torch import Tensor, nn
 from raglane._utils.checks import check_count, check_dtype, check_number
 from raglane.cells.module import WholeCell
 from raglane.errors import ArgumentError
+from raglane.kernels import dispatch
+from raglane.kernels.cpu.layer import offsets_of_steps
+from raglane.kernels.cpu.steps import can_step
+from raglane.nn.mixers.plain import has_hooks
 from raglane.nn.mixers.ways import STEPS, Way, Whole
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.stack import Options
@@ -127,6 +131,38 @@ class BlockLayer(Recurrent):
             both = {**vars(cells[0])[kind], **vars(self)[kind]}
             vars(self)[kind] = both
             vars(cells[0])[kind] = both
+
+    def step(
+        self, x_t: Tensor, state: Any = None, *, resets: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """See :meth:`Recurrent.step`."""
+        if resets is None and isinstance(state, tuple) and self._is_plain(x_t, state):
+            block: Any = self.cells[0]
+            way = Whole(offsets_of_steps(x_t.shape[0]), x_t.shape[0])
+            output, final = block._mixed(x_t, tuple([each[0] for each in state]), way)
+            return output, tuple([each.unsqueeze(0) for each in final])
+        return super().step(x_t, state, resets=resets)
+
+    def _is_plain(self, x_t: Tensor, state: States) -> bool:
+        """Return True if a step is that of the only block, and its arguments fit."""
+        if not self._is_one_block() or not can_step(x_t) or x_t.dim() != 2:
+            return False
+        weight = next(self.cells[0].parameters())
+        if x_t.shape[1] != self.input_size or any(
+            each.dtype is not x_t.dtype or not each.is_cpu for each in (weight, *state)
+        ):
+            return False
+        shapes = [(1, x_t.shape[0], size) for size in self.state_sizes]
+        return [each.shape for each in state] == shapes
+
+    def _is_one_block(self) -> bool:
+        """Return True if a step of the layer is that of one block alone, with the kernels."""
+        choice = (self.schedule, self.backend, *dispatch.override())
+        if choice != (dispatch.AUTO,) * 4 or self.num_layers > 1 or self.bidirectional:
+            return False
+        is_dropped = self.training and self.input_dropout > 0
+        is_changed = type(self).forward is not Recurrent.forward or "step" in vars(self.cells[0])
+        return not is_dropped and not is_changed and not has_hooks(self)
 
     def reset_parameters(self) -> None:
         """Initialise the blocks as the reference implementation does, and learned initial states

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_flag
+from raglane.kernels.cpu.steps import MambaStep, can_step, has_bits_of_sequences
 from raglane.nn.mixers.block import (
     Block,
     BlockLayer,
@@ -18,6 +19,7 @@ from raglane.nn.mixers.block import (
     convolution,
     draw_step_bias,
 )
+from raglane.nn.mixers.plain import are_products
 from raglane.nn.mixers.ways import Scan, Way, wide
 
 
@@ -58,8 +60,32 @@ class MambaBlock(Block):
         nn.init.uniform_(self.dt_proj.weight, -(self.rank**-0.5), self.rank**-0.5)
         draw_step_bias(self.dt_proj.bias)
 
+    def _stepped(self, x: Tensor, states: States) -> tuple[Tensor, States] | None:
+        """Run one step by one call of the kernels, with the bits of whole sequences; None if that is
+        not possible.
+        """
+        linears = (self.in_proj, self.x_proj, self.dt_proj, self.out_proj)
+        if not can_step(x) or not are_products(linears) or not has_bits_of_sequences(x.dtype):
+            return None
+        into, of_inner, of_steps, out = linears
+        width = self.D.shape[0]
+        earlier = states[0].clone().unflatten(1, (self.conv1d.weight.shape[2] - 1, width))
+        state = states[1].clone().unflatten(1, (width, self.state_size))
+        parts = [
+            *(into.weight, into.bias, self.conv1d.weight, self.conv1d.bias),
+            *(of_inner.weight, of_steps.weight, of_steps.bias),
+            *(self.A_log.exp().neg_(), self.D, out.weight, out.bias, *[None] * 4),
+        ]
+        step = MambaStep(parts, logarithms=False, ordered=True)
+        output = step.run(x, earlier.transpose(1, 2), state)
+        return None if output is None else (output, (earlier.flatten(1), state.flatten(1)))
+
     def mix(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
         """See :class:`Block`."""
+        if way.is_one_step:
+            stepped = self._stepped(x, states)
+            if stepped is not None:
+                return stepped
         inner, gate = way.linear(self.in_proj, x).chunk(2, 1)
         inner, before = way.convolve(inner, self.conv1d, states[0])
         inner = way.silu(inner)

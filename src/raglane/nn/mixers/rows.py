@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raglane._utils.tracing import are_transformed, has_tangent, records_operators
 from raglane.kernels.cpu.programs import outer_products, times
-from raglane.native.library import DTYPES, missing_kernels
+from raglane.native.library import DTYPES, library, missing_kernels
 
 
 def _is_recorded(*parts: Tensor | None) -> bool:
@@ -130,10 +130,17 @@ def shifted(rows: Tensor, terms: Tensor) -> Tensor:
     return result
 
 
+def _squashed(rows: Tensor) -> Tensor:
+    """Return the sigmoid of numbers, with the bits that it has in a step of the kernels."""
+    if not _has_kernel(rows):
+        return rows.neg().exp_().add_(1).reciprocal_()
+    return library().apply("sigmoid", _wide(rows).resolve_neg()).to(rows.dtype)
+
+
 class _Sigmoid(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        result = rows.neg().exp_().add_(1).reciprocal_()
+        result = _squashed(rows)
         ctx.save_for_backward(result)
         return result
 
@@ -154,9 +161,8 @@ def sigmoid(rows: Tensor) -> Tensor:
 class _Silu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        gates = rows.neg().exp_().add_(1).reciprocal_()
         ctx.save_for_backward(rows)
-        return gates.mul_(rows)
+        return _squashed(rows).mul_(rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -57,6 +57,9 @@ def wide(values: Tensor) -> Tensor:
 class Way:
     """How a block computes rows ``(R, ...)``; states are ``(B, size)``."""
 
+    # One call of the kernels may run a whole block: one element of each sequence, without gradients.
+    is_one_step = False
+
     def linear(self, module: nn.Module, values: Tensor) -> Tensor:
         """Call a linear module."""
         raise NotImplementedError
@@ -204,6 +207,7 @@ class Whole(Way):
             and count == offsets.shape[0] - 1 <= _FEW
             and offsets.tolist() == [*range(count + 1)]
         )
+        self.is_one_step = self._are_single and not torch.is_grad_enabled()
 
     def linear(self, module: nn.Module, values: Tensor) -> Tensor:
         """See :class:`Way`."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from raglane.kernels.cpu.steps import can_step
 from raglane.nn.swapped.layout import Layout, layout_of
 from raglane.nn.swapped.memory import Memory
 
@@ -59,8 +60,20 @@ class Mixer:
         memory = Memory(cache, mixer.layer_idx, layout)
         if not hidden_states.is_cpu and _runs_elsewhere(layout, memory):
             return super().forward(hidden_states, cache, attention_mask, **kwargs)  # type: ignore[misc]
+        if layout.is_step and can_step(hidden_states):
+            output = self._stepped(hidden_states, memory)
+            if output is not None:
+                return output
         rows = layout.rows(hidden_states)
         return layout.batch(self._mix(rows, layout, memory).to(hidden_states.dtype))
+
+    def _stepped(self, rows: Tensor, memory: Memory, norm: Any = None) -> Tensor | None:  # noqa: ARG002
+        """Return the outputs of one element of each row by one call of the kernels, ``(B, 1, D)``;
+        None if that is not possible.
+
+        With ``norm`` they are those of a block: a norm before the mixer, and the rows added.
+        """
+        return None
 
     def _mix(self, rows: Tensor, layout: Layout, memory: Memory) -> Tensor:
         """Return the outputs of rows ``(1, N, D)``, or ``(B, T, D)`` without padding."""

@@ -1,14 +1,23 @@
-"""The base of converted blocks, which do not pass all arguments on to their mixer."""
+"""The bases of converted blocks."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from raglane.kernels.cpu.steps import can_step
+from raglane.nn.mixers.plain import has_hooks
+from raglane.nn.swapped.base import Mixer
+from raglane.nn.swapped.layout import layout_of
+from raglane.nn.swapped.memory import Memory
 
 
 class Block:
-    """A block that passes numbers of sequences on as the attention mask of its mixer."""
+    """A block that does not pass all arguments on: numbers of sequences become the attention mask
+    of its mixer.
+    """
 
     def forward(self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
         """Run the block of transformers."""
@@ -19,3 +28,33 @@ class Block:
             return super().forward(hidden_states, mask, **kwargs)  # type: ignore[misc]
         # As in Mixer.forward.
         return type(block).forward(block, hidden_states, attention_mask, **kwargs)
+
+
+class SteppedBlock:
+    """A block of a norm and a mixer, which one call of the kernels steps."""
+
+    def forward(
+        self, hidden_states: Tensor, cache: Any = None, attention_mask: Any = None, **kwargs: Any
+    ) -> Any:
+        """Run the block of transformers, or one step of it."""
+        block: Any = self
+        if not isinstance(block, SteppedBlock):  # as in Mixer.forward
+            return type(block).forward(block, hidden_states, cache, attention_mask, **kwargs)
+        output = None
+        if cache is not None and not kwargs and hidden_states.shape[1] == 1:
+            output = self._stepped(hidden_states, cache, attention_mask)
+        if output is not None:
+            return output
+        return super().forward(hidden_states, cache, attention_mask, **kwargs)  # type: ignore[misc]
+
+    def _stepped(self, hidden_states: Tensor, cache: Any, mask: Any) -> Tensor | None:
+        """Return the output of one element of each row; None if the kernels cannot compute it."""
+        block: Any = self
+        mixer = block.mixer
+        is_exact = block.residual_in_fp32 and hidden_states.dtype is not torch.float32
+        if is_exact or not can_step(hidden_states) or has_hooks(mixer) or has_hooks(block.norm):
+            return None
+        layout = layout_of(hidden_states, None, mask)
+        if not layout.is_step or not isinstance(mixer, Mixer):
+            return None
+        return mixer._stepped(hidden_states, Memory(cache, mixer.layer_idx, layout), block.norm)

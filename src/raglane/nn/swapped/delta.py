@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane.kernels.cpu.steps import AttentionStep
+from raglane.nn.mixers.plain import has_hooks
 from raglane.nn.swapped.base import Mixer, negative_rates
 from raglane.nn.swapped.layout import Layout
 from raglane.nn.swapped.memory import Memory
@@ -20,6 +22,38 @@ class DeltaMixer(Mixer):
     """The mixer of Qwen3.5, with a projection for each part."""
 
     has_attention = True
+    # The attributes of the norm and of the last projection.
+    ends: ClassVar[tuple[str, str]] = ("norm", "out_proj")
+
+    def _stepped(self, rows: Tensor, memory: Memory, norm: Any = None) -> Tensor | None:  # noqa: ARG002
+        mixer: Any = self
+        states = memory.states(rows.dtype)
+        norm_of_heads, out = [mixer._modules[name] for name in self.ends]
+        is_silu = {mixer.activation, getattr(norm_of_heads, "activation", "")} <= {"silu", "swish"}
+        if states is None or not is_silu or has_hooks(norm_of_heads):
+            return None
+        convolution = mixer.conv1d
+        size = mixer.head_k_dim
+        step = AttentionStep(
+            parts=(
+                *(convolution.weight, convolution.bias, mixer.dt_bias, mixer.A_log, None),
+                norm_of_heads.weight,
+            ),
+            key_heads=mixer.key_dim // size,
+            heads=mixer.value_dim // mixer.head_v_dim,
+            key_size=size,
+            value_size=mixer.head_v_dim,
+            firsts=(0, mixer.key_dim, 2 * mixer.key_dim),
+            norm_groups=mixer.value_dim // mixer.head_v_dim,
+            norm_eps=norm_of_heads.variance_epsilon,
+            unit=True,
+            delta=True,
+            scale=size**-0.5,
+            beta_scale=2.0 if getattr(mixer, "allow_neg_eigval", False) else 1.0,
+        )
+        mixed, gate, betas, dt = self._project(rows)
+        y = step.run(mixed, gate.flatten(2), dt, betas, *states)
+        return None if y is None else out(y)
 
     def _mix(self, rows: Tensor, layout: Layout, memory: Memory) -> Tensor:  # noqa: ARG002
         mixer: Any = self
@@ -72,6 +106,8 @@ class InterleavedDeltaMixer(DeltaMixer):
 class OlmoDeltaMixer(DeltaMixer):
     """The mixer of OLMo Hybrid."""
 
+    ends = ("o_norm", "o_proj")
+
     def _project(self, rows: Tensor) -> tuple[Tensor, ...]:
         mixer: Any = self
         mixed = torch.cat([mixer.q_proj(rows), mixer.k_proj(rows), mixer.v_proj(rows)], -1)
@@ -94,6 +130,9 @@ class KimiMixer(OlmoDeltaMixer):
         mixed = torch.cat([mixer.q_proj(rows), mixer.k_proj(rows), mixer.v_proj(rows)], -1)
         gate = mixer.g_b_proj(mixer.g_a_proj(rows))
         return mixed, gate, mixer.b_proj(rows), mixer.forget_gate(rows)
+
+    def _stepped(self, rows: Tensor, memory: Memory, norm: Any = None) -> Tensor | None:  # noqa: ARG002
+        return None
 
     def _decays(self, steps: Tensor) -> Tensor:
         return steps

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raglane._utils.tracing import records_operators
 from raglane.errors import ArgumentError
 from raglane.nn.swapped.base import Mixer
 from raglane.nn.swapped.families import mixer_of
@@ -39,6 +40,11 @@ class Entry:
             return None
         result = numbers_of(call, elements.shape[:2], self.kind.needs_padding)
         if result is None:
+            is_step = elements.shape[1] == 1 and not records_operators()
+            if is_step and not self.kind.has_attention and mask_of(call) is not None:
+                # It has no zeros, and each mixer would look.
+                call["attention_mask"] = None
+                return (), call
             return None
         numbers, are_several = result
         if not self.kind.is_passed:

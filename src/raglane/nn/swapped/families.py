@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from raglane.nn.swapped.base import Mixer
-from raglane.nn.swapped.block import Block
+from raglane.nn.swapped.block import Block, SteppedBlock
 from raglane.nn.swapped.delta import (
     ACTIVATIONS,
     DeltaMixer,
@@ -24,7 +24,9 @@ from raglane.nn.swapped.xlstm import XlstmBlock, XlstmMixer
 # By the name of the class in a module ``transformers.models``.
 FAMILIES: dict[str, type[Any]] = {
     "MambaMixer": MambaMixer,
+    "MambaBlock": SteppedBlock,
     "FalconMambaMixer": MambaMixer,
+    "FalconMambaBlock": SteppedBlock,
     "JambaMambaMixer": JambaMixer,
     "JambaMambaDecoderLayer": Block,
     "Mamba2Mixer": Mamba2Mixer,
@@ -44,7 +46,7 @@ FAMILIES: dict[str, type[Any]] = {
 }
 
 
-_OURS = (Mixer, Block, XlstmBlock)
+_OURS = (Mixer, Block, SteppedBlock, XlstmBlock)
 
 
 def mixer_of(kind: type[Any]) -> type[Any] | None:

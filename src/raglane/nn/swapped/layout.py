@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raglane._utils.tracing import records_operators
 from raglane.errors import ShapeError
+from raglane.kernels.cpu.layer import offsets_of_steps
 from raglane.segments import offsets_from_lengths
 from raglane.segments.indexing import place_rows, take_rows
 
@@ -76,6 +77,8 @@ def layout_of(batch: Tensor, sequences: Tensor | None, mask: Tensor | None) -> L
     """
     count, steps, _ = batch.shape
     mask = None if mask is None or mask.dim() != 2 else mask[:, -steps:]
+    if sequences is None and steps == 1 and _continues(batch, mask):
+        return Layout((count, 1), None, offsets_of_steps(count), None)
     if sequences is None and mask is None:
         offsets = torch.arange(count + 1, device=batch.device) * steps
         return Layout((count, steps), None, offsets, None)
@@ -98,6 +101,12 @@ def layout_of(batch: Tensor, sequences: Tensor | None, mask: Tensor | None) -> L
     if not records_operators() and not bool(resets.any()):
         return Layout((count, steps), index, offsets, None)
     return Layout((count, steps), index, offsets, resets)
+
+
+def _continues(batch: Tensor, mask: Tensor | None) -> bool:
+    """Return True if no element of a step of inference is padding."""
+    is_inference = batch.is_cpu and not torch.is_grad_enabled() and not records_operators()
+    return is_inference and _is_whole(mask)
 
 
 def _changes(numbers: Tensor, offsets: Tensor) -> Tensor:

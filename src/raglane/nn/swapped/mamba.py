@@ -7,6 +7,8 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane.kernels.cpu.steps import MambaStep
+from raglane.nn.mixers.plain import are_products, has_hooks
 from raglane.nn.swapped.base import Mixer, apply_to, negative_rates
 from raglane.nn.swapped.layout import Layout
 from raglane.nn.swapped.memory import Memory
@@ -14,6 +16,28 @@ from raglane.nn.swapped.memory import Memory
 
 class MambaMixer(Mixer):
     """A mixer of a selective scan."""
+
+    def _stepped(self, rows: Tensor, memory: Memory, norm: Any = None) -> Tensor | None:
+        mixer: Any = self
+        modules: dict[str, Any] = mixer._modules
+        into, of_inner, of_steps, out = linears = [modules[name] for name in _LINEARS]
+        norms: list[Any] = [modules.get(name) for name in _NORMS]
+        eps = _eps_of(norms)
+        states = memory.states(rows.dtype)
+        is_silu = getattr(mixer, "activation", "") in ("silu", "swish")
+        if states is None or eps is None or not is_silu or not are_products(linears):
+            return None
+        convolution = modules["conv1d"]
+        parts = [
+            *(into.weight, into.bias, convolution.weight, convolution.bias),
+            *(of_inner.weight, of_steps.weight, of_steps.bias),
+            *(mixer.A_log, mixer.D, out.weight, out.bias),
+            *(None if type(each).__name__ in _WEIGHTLESS else each.weight for each in norms),
+        ]
+        if norm is None:
+            return MambaStep([*parts, None], True, eps).run(rows, *states)
+        eps_of_norm = norm.variance_epsilon
+        return MambaStep([*parts, norm.weight], True, eps, eps_of_norm, True).run(rows, *states)
 
     def _mix(self, rows: Tensor, layout: Layout, memory: Memory) -> Tensor:  # noqa: ARG002
         mixer: Any = self
@@ -30,7 +54,27 @@ class MambaMixer(Mixer):
         return mixer.out_proj((y * F.silu(gate)).unflatten(0, rows.shape[:2]))
 
 
+_LINEARS = ("in_proj", "x_proj", "dt_proj", "out_proj")
 _NORMS = ("dt_layernorm", "b_layernorm", "c_layernorm")
+
+
+_WEIGHTLESS = ("NoneType", "FalconMambaWeightlessRMSNorm")
+# The attribute of a norm that is added to a mean square.
+_EPS = {"FalconMambaWeightlessRMSNorm": "eps", "JambaRMSNorm": "variance_epsilon"}
+
+
+def _eps_of(norms: list[Any]) -> float | None:
+    """Return the number that three norms add to mean squares, below 0 without norms; None if the
+    kernels cannot compute them.
+    """
+    if norms == [None] * 3:
+        return -1.0
+    name = _EPS.get(type(norms[0]).__name__)
+    kinds = {type(norm) for norm in norms}
+    if name is None or len(kinds) > 1 or any(has_hooks(norm) for norm in norms):
+        return None
+    eps: float = getattr(norms[0], name)
+    return eps
 
 
 class JambaMixer(MambaMixer):

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane.kernels.cpu.steps import AttentionStep
+from raglane.nn.mixers.plain import has_hooks
 from raglane.nn.swapped.base import Mixer, negative_rates
 from raglane.nn.swapped.layout import Layout
 from raglane.nn.swapped.memory import Memory
@@ -15,6 +17,42 @@ from raglane.nn.swapped.memory import Memory
 
 class Mamba2Mixer(Mixer):
     """A mixer of linear attention with a decay for each head."""
+
+    def _stepped(self, rows: Tensor, memory: Memory, norm: Any = None) -> Tensor | None:  # noqa: ARG002
+        mixer: Any = self
+        states = memory.states(rows.dtype)
+        norm_of_groups = mixer._modules.get("norm")
+        of_group = getattr(norm_of_groups, "group_size", None)
+        if states is None or of_group is None or mixer.activation not in ("silu", "swish"):
+            return None
+        if has_hooks(norm_of_groups):
+            return None
+        # States that the first update made from those of the kernels have their order in memory.
+        earlier, state = states
+        is_transposed = state.is_contiguous()
+        state = state if is_transposed else state.transpose(2, 3)
+        width = mixer.intermediate_size
+        keys = mixer.n_groups * mixer.ssm_state_size
+        convolution = mixer.conv1d
+        step = AttentionStep(
+            parts=(
+                *(convolution.weight, convolution.bias, mixer.dt_bias, mixer.A_log, mixer.D),
+                norm_of_groups.weight,
+            ),
+            key_heads=mixer.n_groups,
+            heads=mixer.num_heads,
+            key_size=mixer.ssm_state_size,
+            value_size=mixer.head_dim,
+            firsts=(width + keys, width, 0),
+            norm_groups=width // of_group,
+            norm_eps=norm_of_groups.variance_epsilon,
+            gates_first=True,
+            transposed=is_transposed,
+            limits=mixer.time_step_limit,
+        )
+        gate, mixed, dt = self._project(rows).split([width, mixer.conv_dim, mixer.num_heads], -1)
+        y = step.run(mixed, gate, dt, None, earlier, state)
+        return None if y is None else mixer.out_proj(y)
 
     def _mix(self, rows: Tensor, layout: Layout, memory: Memory) -> Tensor:  # noqa: ARG002
         mixer: Any = self

@@ -40,6 +40,15 @@ class Memory:
         """True if all rows begin with zeros."""
         return self._inputs is None
 
+    def states(self, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
+        """Return the inputs of the convolution and the state in the cache; None if there are none
+        of a dtype.
+        """
+        inputs, state = self._inputs, self._state
+        if inputs is None or state is None or inputs.dtype is not dtype or state.dtype is not dtype:
+            return None
+        return inputs, state
+
     def convolve(self, values: Tensor, convolution: nn.Conv1d) -> Tensor:
         """Return the convolution ``(N, E)`` of each channel."""
         weight = convolution.weight.squeeze(1)

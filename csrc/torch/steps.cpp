@@ -1,0 +1,199 @@
+// Steps of blocks as operators of torch; see operators.cpp. kernels/cpu/steps.py calls them.
+#include <memory>
+
+#include "held.h"
+
+namespace raglane::operators {
+namespace {
+
+// What steps share. The first two dimensions of rows are (B) or (B, 1).
+template <class Call> class Step : public Held {
+ public:
+  Call call{};
+
+  Tensor output(bool is_batch, int64_t columns) {
+    std::vector<Tensor> results;
+    call.output = write(results, is_batch ? Shape(call.rows, 1, columns) : Shape(call.rows, columns));
+    return results[0];
+  }
+
+ protected:
+  Step(const Tensor& rows, int64_t isa, int64_t flags) {
+    dtype = rows.scalar_type();
+    fits = (dtype == ScalarType::Float || dtype == ScalarType::Double) && rows.dim() >= 2 && rows.dim() <= 3;
+    if (!fits) return;
+    poisons = flags & RAGLANE_POISON;
+    call.abi = RAGLANE_ABI, call.isa = isa, call.flags = flags;
+    call.dtype = dtype == ScalarType::Double ? RAGLANE_FLOAT64 : RAGLANE_FLOAT32;
+    call.rows = rows.size(0);
+    held_.reserve(20);
+  }
+
+  void* read(const std::optional<Tensor>& part, const Shape& shape) {
+    if (!part.has_value() || !fits || !is_like(*part, shape, dtype)) return nullptr;
+    fits = part->is_contiguous();
+    return fits ? hold(*part, shape, Strides(shape).of) : nullptr;
+  }
+
+  // Rows that are apart.
+  void* read_rows(const Tensor& rows, int64_t columns, int64_t* stride) {
+    const Shape shape = rows.dim() == 2 ? Shape(call.rows, columns) : Shape(call.rows, 1, columns);
+    if (!fits || !is_like(rows, shape, dtype)) return nullptr;
+    fits = columns == 1 || rows.stride(rows.dim() - 1) == 1;
+    *stride = rows.stride(0);
+    const int64_t strides[] = {*stride, 1};
+    return fits ? hold(rows, Shape(call.rows, columns), strides) : nullptr;
+  }
+
+  // The state of a convolution: inputs of a channel one after the other, or channels of an input.
+  void read_earlier(const Tensor& earlier, int64_t channels) {
+    const int64_t kept = call.kept;
+    const Shape shape(call.rows, channels, kept);
+    if (!fits || !is_like(earlier, shape, dtype)) return;
+    const bool by_channel = earlier.is_contiguous();
+    call.row_stride = channels * kept;
+    call.channel_stride = by_channel ? kept : 1, call.tap_stride = by_channel ? 1 : channels;
+    const int64_t strides[] = {call.row_stride, call.channel_stride, call.tap_stride};
+    for (int place = 0; place < 3; place++)
+      fits = fits && (by_channel || earlier.size(place) == 1 || earlier.stride(place) == strides[place]);
+    if (fits) call.earlier = hold(earlier, shape, strides);
+  }
+};
+
+class OfMamba : public Step<raglane_mamba_step> {
+ public:
+  OfMamba(const Tensor& x, const Tensor& earlier, const Tensor& state, const Parts& parts, double norm_eps, double eps,
+          bool logarithms, bool residual, bool ordered, int64_t isa, int64_t flags)
+      : Step(x, isa, flags) {
+    fits = fits && parts.size() == 15 && earlier.dim() == 3 && state.dim() == 3;
+    for (size_t place : {0, 2, 4, 5, 7, 9}) fits = fits && parts[place].has_value() && parts[place]->dim() >= 2;
+    if (!fits) return;
+    call.norm_eps = norm_eps, call.eps = eps, call.logarithms = logarithms, call.residual = residual;
+    call.ordered = ordered;
+    call.inputs = x.size(x.dim() - 1), call.outputs = parts[9]->size(0);
+    call.channels = parts[7]->size(0), call.states = parts[7]->size(1), call.rank = parts[5]->size(1);
+    call.taps = parts[2]->size(parts[2]->dim() - 1), call.kept = earlier.size(2);
+    const int64_t channels = call.channels, states = call.states;
+    call.x = read(x, x.dim() == 2 ? Shape(call.rows, call.inputs) : Shape(call.rows, 1, call.inputs));
+    call.in_weight = read(parts[0], {2 * channels, call.inputs}), call.in_bias = read(parts[1], {2 * channels});
+    call.conv_weight = read(parts[2], {channels, 1, call.taps}), call.conv_bias = read(parts[3], {channels});
+    call.x_weight = read(parts[4], {call.rank + 2 * states, channels});
+    call.dt_weight = read(parts[5], {channels, call.rank}), call.dt_bias = read(parts[6], {channels});
+    call.A = read(parts[7], {channels, states}), call.D = read(parts[8], {channels});
+    call.out_weight = read(parts[9], {call.outputs, channels}), call.out_bias = read(parts[10], {call.outputs});
+    call.dt_norm = read(parts[11], {call.rank});
+    call.B_norm = read(parts[12], {states}), call.C_norm = read(parts[13], {states});
+    call.norm = read(parts[14], {call.inputs});
+    call.state = read(state, {call.rows, channels, states});
+    read_earlier(earlier, channels);
+  }
+};
+
+class OfAttention : public Step<raglane_attention_step> {
+ public:
+  OfAttention(const Tensor& mixed, const Tensor& gate, const Tensor& dt, const std::optional<Tensor>& beta,
+              const Tensor& earlier, const Tensor& state, const Parts& parts, const std::vector<int64_t>& sizes,
+              const std::vector<double>& numbers, int64_t isa, int64_t flags)
+      : Step(mixed, isa, flags) {
+    fits = fits && parts.size() == 6 && sizes.size() == 12 && numbers.size() == 5 && earlier.dim() == 3;
+    for (size_t place : {0, 2, 3, 5}) fits = fits && parts[place].has_value() && parts[place]->dim() >= 1;
+    if (!fits) return;
+    call.key_heads = sizes[0], call.heads = sizes[1], call.key_size = sizes[2], call.value_size = sizes[3];
+    call.q_first = sizes[4], call.k_first = sizes[5], call.v_first = sizes[6], call.unit = sizes[7];
+    call.delta = sizes[8], call.gates_first = sizes[9], call.transposed = sizes[10], call.norm_groups = sizes[11];
+    call.scale = numbers[0], call.beta_scale = numbers[1], call.least_dt = numbers[2], call.most_dt = numbers[3];
+    call.norm_eps = numbers[4];
+    call.taps = parts[0]->size(parts[0]->dim() - 1), call.kept = earlier.size(2);
+    const int64_t heads = call.heads, keys = call.key_size, values = call.value_size;
+    const int64_t channels = 2 * call.key_heads * keys + heads * values;
+    call.mixed = read_rows(mixed, channels, &call.mixed_stride);
+    call.gate = read_rows(gate, heads * values, &call.gate_stride);
+    call.dt = read_rows(dt, heads, &call.dt_stride);
+    if (beta.has_value()) call.beta = read_rows(*beta, heads, &call.beta_stride);
+    call.conv_weight = read(parts[0], {channels, 1, call.taps}), call.conv_bias = read(parts[1], {channels});
+    call.dt_bias = read(parts[2], {heads}), call.A = read(parts[3], {heads}), call.D = read(parts[4], {heads});
+    call.norm_size = parts[5]->numel(), call.norm = read(parts[5], {call.norm_size});
+    const int64_t shape[] = {call.rows, heads, call.transposed ? values : keys, call.transposed ? keys : values};
+    fits = fits && state.dim() == 4 && state.scalar_type() == dtype && state.is_contiguous() &&
+           state.device().type() == DeviceType::CPU;
+    for (int place = 0; place < 4; place++) fits = fits && state.size(place) == shape[place];
+    const Shape flat(call.rows, heads, keys * values);
+    if (fits) call.state = hold(state, flat, Strides(flat).of);
+    read_earlier(earlier, channels);
+  }
+};
+
+// The result of a step; nothing, and nothing is written, if the kernels cannot read a tensor.
+template <class Call> std::vector<Tensor> run(Call&& step, bool is_batch, int64_t columns, auto function) {
+  if (!step.fits) return {};
+  Tensor output = step.output(is_batch, columns);
+  char message[256] = "";
+  require_ok(function(&step.call, message, sizeof message), message);
+  return {output};
+}
+
+// The outputs (B, O) or (B, 1, O) of inputs (B, D) or (B, 1, D), and the states `earlier` (B, E, kept) and `state` (B, E,
+// S) in place. `parts` are the weights in the order of the struct, with A and D before those of the output, and the norms
+// last, that of the input after the others.
+std::vector<Tensor> step_mamba(Tensor x, Tensor earlier, Tensor state, Parts parts, double norm_eps, double eps,
+                               bool logarithms, bool residual, bool ordered, int64_t isa, int64_t flags) {
+  try {
+    OfMamba step(x, earlier, state, parts, norm_eps, eps, logarithms, residual, ordered, isa, flags);
+    return run(step, x.dim() == 3, step.call.outputs, raglane_step_mamba);
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+// The outputs (B, H V) or (B, 1, H V). `parts`: the weight and bias of the convolution, the bias of dt, A, D and the norm;
+// `sizes` and `numbers` are those of the struct, from key_heads to v_first and from unit to norm_groups.
+std::vector<Tensor> step_attention(Tensor mixed, Tensor gate, Tensor dt, std::optional<Tensor> beta, Tensor earlier,
+                                   Tensor state, Parts parts, std::vector<int64_t> sizes, std::vector<double> numbers,
+                                   int64_t isa, int64_t flags) {
+  try {
+    OfAttention step(mixed, gate, dt, beta, earlier, state, parts, sizes, numbers, isa, flags);
+    return run(step, mixed.dim() == 3, step.call.heads * step.call.value_size, raglane_step_attention);
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+// Tensors whose numbers are not those of their memory; see operators.cpp.
+template <auto function> struct Refused;
+template <class... Args, std::vector<Tensor> (*function)(Args...)> struct Refused<function> {
+  static std::vector<Tensor> call(Args...) { return {}; }
+};
+
+class Registration {
+ public:
+  Registration() {
+    try {
+      StableLibrary& names = add(StableLibrary::Kind::FRAGMENT, nullptr);
+      names.def("step_mamba(Tensor x, Tensor(a!) earlier, Tensor(b!) state, Tensor?[] parts, float norm_eps, float eps,"
+                " bool logarithms, bool residual, bool ordered, int isa, int flags) -> Tensor[]");
+      names.def("step_attention(Tensor mixed, Tensor gate, Tensor dt, Tensor? beta, Tensor(a!) earlier, Tensor(b!) state,"
+                " Tensor?[] parts, int[] sizes, float[] numbers, int isa, int flags) -> Tensor[]");
+      StableLibrary& cpu = add(StableLibrary::Kind::IMPL, "CPU");
+      cpu.impl("step_mamba", TORCH_BOX(&step_mamba));
+      cpu.impl("step_attention", TORCH_BOX(&step_attention));
+      for (const char* key : {"ZeroTensor", "Negative", "FuncTorchGradWrapper", "Python"}) {
+        StableLibrary& other = add(StableLibrary::Kind::IMPL, key);
+        other.impl("step_mamba", TORCH_BOX(&Refused<&step_mamba>::call));
+        other.impl("step_attention", TORCH_BOX(&Refused<&step_attention>::call));
+      }
+    } catch (const std::exception&) {
+      libraries_.clear();
+    }
+  }
+
+ private:
+  using StableLibrary = torch::stable::detail::StableLibrary;
+  std::vector<std::unique_ptr<StableLibrary>> libraries_;
+
+  StableLibrary& add(StableLibrary::Kind kind, const char* key) {
+    return *libraries_.emplace_back(std::make_unique<StableLibrary>(kind, "raglane", key, __FILE__, __LINE__));
+  }
+} registration;
+
+}  // namespace
+}  // namespace raglane::operators

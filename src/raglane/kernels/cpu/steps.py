@@ -1,0 +1,160 @@
+"""One step of a block of layers, from its input to its output, as one call of the kernels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from raglane._utils.tracing import runs_at_once
+from raglane.kernels.cpu.programs import times
+from raglane.native import library
+from raglane.native.library import missing_kernels
+
+
+def can_step(x: Tensor) -> bool:
+    """Return True if there are operators for a step of rows ``x``: on a CPU, without gradients."""
+    if torch.is_grad_enabled() or not x.is_cpu or x.dtype not in (torch.float32, torch.float64):
+        return False
+    if torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
+        return False
+    return runs_at_once(x) and missing_kernels() is None and _operator("step_mamba") is not None
+
+
+def has_bits_of_sequences(dtype: torch.dtype) -> bool:
+    """Return True if a step of :class:`MambaStep` with ``ordered`` has the bits of whole sequences,
+    whose convolution torch computes.
+    """
+    return _rounds_as_torch(dtype, library.library().isa)
+
+
+@cache
+def _rounds_as_torch(dtype: torch.dtype, isa: str) -> bool:  # noqa: ARG001
+    """Return True if torch's multiply-adds round as often as those of the instruction set in use:
+    once, where the processor can.
+    """
+    bits = {torch.float32: 12, torch.float64: 27}[dtype]
+    factor = 1 + 2.0**-bits
+    term = -(1 + 2.0 ** (1 - bits))  # minus the rounded square, so that the fused sum is not 0
+    rows = torch.tensor([[term, factor]], dtype=dtype)
+    kernels = times(rows, torch.tensor([[[1.0, factor]]], dtype=dtype))
+    filled = [torch.full((67,), number, dtype=dtype) for number in (term, factor)]
+    ours = torch.addcmul(filled[0], filled[1], filled[1])
+    return bool((ours == kernels).all())
+
+
+@cache
+def _operator(name: str) -> Any:
+    """Return an operator of ``csrc/torch/steps.cpp``, or None; a program may have loaded an older
+    copy.
+    """
+    if library.operators() is None:
+        return None
+    packet = getattr(torch.ops.raglane, name, None)
+    return None if packet is None else packet.default._op
+
+
+class MambaStep(NamedTuple):
+    """Mamba's block without its states: ``csrc/abi/recurrences.h`` has its equations."""
+
+    # The weights and biases of the input, the convolution, and that of the step sizes, B and C; those
+    # of the step sizes; A and D; those of the output; the norms of the step sizes, B and C, and of
+    # the input.
+    parts: Sequence[Tensor | None]
+    # A is the logarithm of -A.
+    logarithms: bool
+    # Of the norms; below 0 for none of the step sizes, B and C.
+    eps: float = -1.0
+    norm_eps: float = 0.0
+    residual: bool = False
+    # The sums of products are those of whole sequences, bit for bit.
+    ordered: bool = False
+
+    def run(self, x: Tensor, earlier: Tensor, state: Tensor) -> Tensor | None:
+        """Run one step, and replace the states.
+
+        Args:
+            x: ``(B, D)`` or ``(B, 1, D)``.
+            earlier: the last inputs of the convolution, ``(B, E, K)`` or one less, oldest first.
+            state: of the scan, ``(B, E, S)``.
+
+        Returns:
+            The output, of the dimensions of ``x``; None if there is no operator, or it cannot read a
+            tensor: then nothing has changed.
+        """
+        run = _operator("step_mamba")
+        if run is None:
+            return None
+        kernels = library.library()
+        options = (self.norm_eps, self.eps, self.logarithms, self.residual, self.ordered)
+        isa = kernels.numbers[kernels.isa]
+        results = run(x, earlier, state, self.parts, *options, isa, kernels.flags)
+        return results[0] if results else None
+
+
+class AttentionStep(NamedTuple):
+    """A block of linear attention between its projections, without its states:
+    ``csrc/abi/recurrences.h`` has its equations.
+    """
+
+    # The weight and bias of the convolution, the bias of the step sizes, the logarithm of -A, D, and
+    # the weight of the norm.
+    parts: Sequence[Tensor | None]
+    # Of keys and values: how many heads, and numbers of a head.
+    key_heads: int
+    heads: int
+    key_size: int
+    value_size: int
+    # The columns where queries, keys and values begin.
+    firsts: tuple[int, int, int]
+    norm_groups: int
+    norm_eps: float
+    # Queries and keys have length 1.
+    unit: bool = False
+    delta: bool = False
+    gates_first: bool = False
+    # States are (V, K).
+    transposed: bool = False
+    scale: float = 1.0
+    beta_scale: float = 1.0
+    limits: tuple[float, float] = (-math.inf, math.inf)
+
+    def run(
+        self,
+        mixed: Tensor,
+        gate: Tensor,
+        dt: Tensor,
+        beta: Tensor | None,
+        earlier: Tensor,
+        state: Tensor,
+    ) -> Tensor | None:
+        """Run one step, and replace the states.
+
+        Args:
+            mixed: the input of the convolution, ``(B, 1, C)``.
+            gate: ``(B, 1, H V)``.
+            dt: ``(B, 1, H)``.
+            beta: the logits of gains, ``(B, 1, H)``; None for the step sizes as gains.
+            earlier: the last inputs of the convolution, ``(B, C, K)`` or one less, oldest first.
+            state: ``(B, H, K, V)``, or with ``transposed`` ``(B, H, V, K)``.
+
+        Returns:
+            ``(B, 1, H V)``; None as :meth:`MambaStep.run`.
+        """
+        run = _operator("step_attention")
+        if run is None:
+            return None
+        kernels = library.library()
+        sizes = [self.key_heads, self.heads, self.key_size, self.value_size, *self.firsts]
+        flags = (self.unit, self.delta, self.gates_first, self.transposed)
+        sizes += [*map(int, flags), self.norm_groups]
+        numbers = [self.scale, self.beta_scale, *self.limits, self.norm_eps]
+        rows = (mixed, gate, dt, beta)
+        isa = kernels.numbers[kernels.isa]
+        results = run(*rows, earlier, state, self.parts, sizes, numbers, isa, kernels.flags)
+        return results[0] if results else None
