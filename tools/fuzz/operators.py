@@ -185,6 +185,7 @@ def _run_layers() -> None:
             with torch.no_grad():
                 model(rl.Ragged.from_flat(flat, lengths=LENGTHS))
                 model(padded, lengths=lengths)
+                model(padded[:1])  # one step of equal lengths
 
 
 def parts(final: Any) -> tuple[Tensor, ...]:
