@@ -27,7 +27,7 @@ from harness.timing import interleave
 from torch import Tensor, nn
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 # Sequences, features and heads.
 SIZES = ((256, 64, 4), (64, 256, 8), (16, 512, 8))

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 ITEMS, HIDDEN, TOKENS = 64, 512, 1000
 NEVER = -30.0

@@ -25,7 +25,7 @@ from harness.lengths import LENGTHS
 from harness.memory import peak_of
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 SIZES = ((32, 128, 128), (64, 256, 256), (32, 512, 512))
 

@@ -233,7 +233,7 @@ def main() -> None:
     if options.serve:
         peer, data, beam, arpa = options.serve
         return serve(peer, data, int(beam), arpa)
-    from raglane.planner.machine import cpu_name
+    from raglane.native.machine import cpu_name
 
     lines = [
         "# Beam search for CTC\n",

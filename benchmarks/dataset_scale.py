@@ -29,7 +29,7 @@ from harness.memory import status
 
 import raglane as rl
 from raglane.data import BatchLimit, BatchSampler, Dataset, EpochOrder, convert
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 SEQUENCES, BATCH, HIDDEN = 50_000_000, 256, 128
 # The number of batches that are read, and of batches that are trained.

@@ -24,7 +24,7 @@ import torch
 from harness.sets import SETS, Split
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 SEEDS = (0, 1, 2)
 TODAY = "today"

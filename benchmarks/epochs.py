@@ -29,7 +29,7 @@ from shuffling import shuffling
 
 from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.order.batches import assign_ranks
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 Integers = npt.NDArray[np.int64]
 Epoch = tuple[Integers, Integers]

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 TOKENS, UNITS, CLASSES = 100, 64, 5
 

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 BATCHES = ((64, 128, 128), (64, 256, 256), (32, 512, 512), (32, 1024, 512))
 STREAMS = ((1, 256), (1, 512), (1, 1024), (8, 512))

@@ -28,10 +28,10 @@ from harness.run import Report, installed, measure
 from raglane._utils.files import check_writable, settle, write_folder
 from raglane._utils.lock import LOCK, locked
 from raglane._utils.messages import quote, require
-from raglane.cli.compare import parts_of, pick, size_of
 from raglane.cli.console import log, log_error
 from raglane.errors import ArgumentError, RaglaneError
-from raglane.planner import machine
+from raglane.native import machine
+from raglane.planner.bench import parts_of, pick, size_of
 
 # The files of a folder of results; only a folder with no other files is replaced.
 _FILES = ("results.csv", "results.md", "results.png")

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 STEPS = 200
 TASKS = ("classify", "regress", "forecast")

@@ -37,13 +37,13 @@ import numpy as np
 import torch
 
 import raglane as rl
+from raglane.native.machine import cpu_name
 from raglane.planner import Plan, Row, calibration
 from raglane.planner.calibration import Calibration
-from raglane.planner.machine import cpu_name
-from raglane.planner.model import Way, at
+from raglane.planner.model import LayerWay, at
+from raglane.planner.predicted import epoch_of
 from raglane.planner.probe import Yardstick, make_batch, step_of
-from raglane.planner.rows import epoch_of
-from raglane.planner.words import range_in_words
+from raglane.planner.texts import range_in_words
 
 TORCH = ("LSTM", "GRU", "RNN")
 CELLS, HIDDEN = (*TORCH, "MinGRU", "IndRNN"), (64, 128, 256)
@@ -340,7 +340,7 @@ def compare(chosen: argparse.Namespace) -> None:
     every: dict[str, Checked] = {}
     for cell, hidden in product(chosen.cells, chosen.hidden):
         layer = getattr(rl.nn, cell)(hidden, hidden)
-        yardstick = Yardstick(layer, Way("cpu", "lanes", "float32", torch.get_num_threads()))
+        yardstick = Yardstick(layer, LayerWay("cpu", "lanes", "float32", torch.get_num_threads()))
         calibrations.clear()
         for name, lengths in lists.items():
             case = f"{name} | {cell} | {hidden}"

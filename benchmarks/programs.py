@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 import raglane as rl
 from raglane.kernels.dispatch import BACKENDS
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 __all__ = ["LAYERS", "main"]
 

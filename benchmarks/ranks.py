@@ -26,7 +26,7 @@ from torch import Tensor, distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 _SIZES = (128, 256, 512, 1024)
 _NUMBERS = (1, 1_000, 100_000, 1_000_000, 10_000_000)

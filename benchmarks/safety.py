@@ -22,7 +22,7 @@ import torch
 
 import raglane as rl
 from raglane.kernels.cpu.layer import layer_of
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 STEPS, SEQUENCES, FEATURES = 1000, 16, 64
 

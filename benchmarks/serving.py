@@ -35,9 +35,9 @@ from torch import Tensor, nn
 from voice_activity import CONTEXT, FRAME, Detector
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 from raglane.serve import Client, Engine
-from raglane.serve.streams import Stream
+from raglane.streams import Stream
 
 COUNTS = (1, 64, 1000)
 STATES = (CONTEXT, 128, 128)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 SEQUENCES, STEPS, SIZE = 8, 10, 32
 

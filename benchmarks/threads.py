@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 POOLS = ("", "own")
 CASES = [

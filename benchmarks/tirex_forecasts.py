@@ -21,7 +21,7 @@ from harness.timing import interleave
 from torch import Tensor, nn
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 CONTEXT, HORIZON = 512, 128
 SERIES = (1, 64)

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 import raglane as rl
-from raglane.planner.machine import cpu_name
+from raglane.native.machine import cpu_name
 
 BATCH, FRAMES, LABELS, HIDDEN = 16, 400, 60, 512
 NEVER = -1e30  # the derivative of logaddexp of two infinities is NaN

@@ -25,6 +25,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 COPIED = [
     ROOT / "ARCHITECTURE.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "csrc" / "README.md",
     ROOT / "tools" / "faults" / "README.md",
     *ROOT.glob("examples/**/README.md"),
     *RESULTS.glob("*.md"),

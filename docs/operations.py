@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raglane.ragged.face import table
-from raglane.ragged.face.entry import Row
+from raglane.ragged.face.entry import FunctionRow
 from raglane.ragged.face.refusals import REFUSALS
 
 PAGE = Path(__file__).with_suffix(".md")
@@ -73,7 +73,7 @@ _KINDS = {
 }
 
 
-def _names(kind: str) -> dict[str, Row]:
+def _names(kind: str) -> dict[str, FunctionRow]:
     return {
         name: row
         for name, row in table.ROWS.items()

@@ -58,11 +58,28 @@ def test_layers_and_batches_need_torch_and_numpy_alone(script: Script) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "[2, 4] [1]\n", "")
 
 
-def test_a_training_imports_nothing_that_takes_seconds(script: Script) -> None:
+def test_streams_load_no_training_or_data(script: Script) -> None:
+    """An engine of modules needs the rooms of layers alone."""
+    done = script(
+        "import sys, raglane as rl\n"
+        "from raglane.streams import Engine\n"
+        "Engine(rl.nn.GRU(3, 4).eval(), max_streams=1).open().close()\n"
+        "rooms = {name.split('.')[1] for name in sys.modules if name.startswith('raglane.')}\n"
+        "print(sorted(rooms & {'training', 'data', 'runs', 'serve', 'report', 'planner', 'cli'}))"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_a_training_and_a_loaded_run_import_nothing_that_takes_seconds(
+    script: Script, tmp_path: Path
+) -> None:
     slow = ["lightning", "torch._dynamo", "torch._inductor", "sympy", "matplotlib", "scipy"]
     train = "rl.fit([[0.1, 0.9], [0.8, 0.2]] * 4, ['up', 'down'] * 4, epochs=1, hidden_size=4, optimizer=name)"
     done = script(
         f"import sys, raglane as rl\nfor name in ('adam', 'adamw', 'sgd', 'rmsprop'): {train}\n"
+        f"texts, folder = [['a', 'b'], ['b']] * 4, {str(tmp_path / 'run')!r}\n"
+        "rl.fit(texts, ['up', 'down'] * 4, epochs=1, hidden_size=4).save(folder)\n"
+        "rl.load(folder).predict(texts)\n"
         f"print([name for name in {slow} if name in sys.modules])"
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")

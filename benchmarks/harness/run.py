@@ -19,7 +19,7 @@ from harness.competitors import COMPETITORS, RIVALS, ours
 from harness.competitors.base import Answer, Competitor, Runner
 from harness.results import OURS, CaseResult, Row, rows_of
 from harness.timing import YARDSTICKS, interleave, peak
-from raglane.planner import machine
+from raglane.native import machine
 
 __all__ = ["Report", "Truths", "installed", "measure", "measure_case"]
 

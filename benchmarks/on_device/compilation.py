@@ -20,7 +20,7 @@ import torch
 from on_device import loops, rivals, speed, waits
 from on_device.base import Context, Item, NotHereError, Part, Row
 from on_device.layers import LAYERS, LOOPS, build
-from raglane.planner import machine
+from raglane.native import machine
 
 __all__ = ["PART"]
 

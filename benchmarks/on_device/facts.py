@@ -15,7 +15,7 @@ import torch
 
 from on_device.base import Context, Item, NotHereError, Part, Row
 from on_device.timing import clock_of
-from raglane.planner import machine
+from raglane.native import machine
 
 __all__ = ["PART"]
 

@@ -12,8 +12,7 @@ from harness.lengths import LENGTHS
 from harness.run import Truths, measure_case
 
 from on_device.base import Context, Item, NotHereError, Part, Row
-from raglane.native import missing_kernels
-from raglane.planner import machine
+from raglane.native import machine, missing_kernels
 
 __all__ = ["PART", "efficiencies"]
 

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from on_device.base import Context, Item, NotHereError, Part, Row
-from raglane.planner import machine
+from raglane.native import machine
 
 __all__ = ["PART"]
 

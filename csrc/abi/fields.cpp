@@ -7,7 +7,7 @@
 
 // Python packs and reads these structs field by field.
 static_assert(sizeof(raglane_layer) == 66 * 8 && sizeof(raglane_program) == 16 * 8 && sizeof(raglane_tensor) == 5 * 8);
-static_assert(sizeof(raglane_outer) == 15 * 8 && sizeof(raglane_rows) == 15 * 8);
+static_assert(sizeof(raglane_outer) == 15 * 8 && sizeof(raglane_rows) == 15 * 8 && sizeof(raglane_factors) == 24 * 8);
 static_assert(sizeof(raglane_lattices) == 11 * 8);
 static_assert(sizeof(raglane_cell_facts) == 24 + 9 * 8);
 
@@ -43,6 +43,7 @@ RAGLANE_ADD_FIELDS(raglane_layer, RAGLANE_LAYER_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_program, RAGLANE_PROGRAM_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_tensor, RAGLANE_TENSOR_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_outer, RAGLANE_OUTER_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_factors, RAGLANE_FACTORS_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_rows, RAGLANE_ROWS_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_lattices, RAGLANE_LATTICES_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_cell_facts, RAGLANE_CELL_FACTS_FIELDS)
@@ -68,7 +69,7 @@ extern "C" const char* raglane_fields(int32_t number) try {
       described<raglane_tensor>("raglane_tensor"), described<raglane_outer>("raglane_outer"),
       described<raglane_rows>("raglane_rows"), described<raglane_lattices>("raglane_lattices"),
       described<raglane_search>("raglane_search"), described<raglane_alignment>("raglane_alignment"),
-      described<raglane_pairs>("raglane_pairs"),
+      described<raglane_pairs>("raglane_pairs"), described<raglane_factors>("raglane_factors"),
       described<raglane_selective_scan>("raglane_selective_scan"),
       described<raglane_attention>("raglane_attention"),
       described<raglane_mamba_step>("raglane_mamba_step"),

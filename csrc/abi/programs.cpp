@@ -1,6 +1,7 @@
 // The C interface of programs: decodes and checks a call, and calls the kernel of the instruction set.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <memory>
 
 #include "abi/checks.h"
@@ -396,6 +397,34 @@ extern "C" int32_t raglane_run_program(const raglane_program* program, char* mes
     std::vector<int64_t> order = order_of(mine.offsets, mine.sequences);
     ProgramCall call{batch_of(mine.offsets, mine.elements, order), &mine, &decoded.code};
     return kernels.program(call);
+  });
+}
+
+extern "C" int32_t raglane_product(const raglane_factors* factors, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("factors", factors);
+    const raglane_factors& f = *factors;
+    for (int64_t count : {f.groups, f.width, f.depth}) at_least("groups, width and depth", count, 1);
+    if (f.groups > most_width || f.width > most_width || f.depth > most_width)
+      fail("sizes must be at most those that this kernel supports, got more");
+    const int64_t columns = f.groups * f.width, none = -1;
+    // A program of one instruction, from the block of an element's values to that of an output.
+    const int64_t code[] = {2, 1, 1, 1, 0, 0,                          // counts
+                            RAGLANE_ELEMENT, f.groups * f.depth, 0,    // blocks
+                            RAGLANE_LOCAL, columns, 0,                 //
+                            f.groups, f.width, f.depth,                // weight
+                            RAGLANE_OF_PRODUCT, columns, 1, 0, 0, 0,   // instruction
+                            1, 0, 0, 0, none, 0, 0, 0,                 // its results
+                            none, 0, 0, 0, 0, 0, 0, 0, none, 0, 0, 0,  // its operands
+                            1, 0, 0, 0, columns};                      // output
+    const raglane_tensor tensors[] = {f.values, f.weight, f.output};
+    const int64_t offsets[] = {0, f.elements};
+    raglane_program program{};
+    program.abi = f.abi, program.isa = f.isa, program.dtype = f.dtype, program.flags = f.flags;
+    program.threads = f.threads, program.sequences = 1, program.elements = f.elements, program.ascending = 1;
+    program.offsets = offsets, program.code = code, program.code_size = std::size(code);
+    program.tensors = tensors, program.tensor_count = std::size(tensors);
+    return raglane_run_program(&program, message, size);
   });
 }
 

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 /* Incremented whenever a struct below changes; Python rejects a library of another version. */
-#define RAGLANE_ABI 20
+#define RAGLANE_ABI 21
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, weights included. Weights are packed as int8, with a scale for each
@@ -291,6 +291,20 @@ typedef struct raglane_outer { RAGLANE_OUTER_FIELDS(RAGLANE_FIELD) } raglane_out
 
 /* Sums add their terms in the order of memory, for any number of threads. */
 RAGLANE_EXPORT int32_t raglane_outer_products(const raglane_outer* outer, char* message, int64_t size);
+
+/* Products of the rows of all elements with a weight, such as those of a head: of each group of columns with its own
+ * matrix. The bits of a row depend only on that row, the weight and the instruction set. */
+#define RAGLANE_FACTORS_FIELDS(FIELD)                                                                                \
+  FIELD(int64_t, abi) FIELD(int64_t, isa)                                    /* as above */                          \
+  FIELD(int64_t, dtype)            /* RAGLANE_FLOAT32 or RAGLANE_FLOAT64: of the computation */                      \
+  FIELD(int64_t, flags) FIELD(int64_t, threads) FIELD(int64_t, elements)     /* as above */                          \
+  FIELD(int64_t, groups) FIELD(int64_t, width) FIELD(int64_t, depth)         /* at least 1 */                        \
+  FIELD(raglane_tensor, values)    /* (N, groups * depth), as a program's tensor of elements */                      \
+  FIELD(raglane_tensor, weight)    /* (groups, width, depth), of any strides */                                      \
+  FIELD(raglane_tensor, output)    /* out, (N, groups * width), as a program's output; overlaps nothing */
+typedef struct raglane_factors { RAGLANE_FACTORS_FIELDS(RAGLANE_FIELD) } raglane_factors;
+
+RAGLANE_EXPORT int32_t raglane_product(const raglane_factors* factors, char* message, int64_t size);
 
 /* A layer or a program, the other null. */
 typedef struct raglane_stage {

@@ -360,6 +360,39 @@ template <class real> void check_lattices(std::mt19937& random, int round, unsig
   std::exit(1);
 }
 
+// Products of rows: those of a loop, and of a row alone the same bits.
+template <class real> void check_product(std::mt19937& random, int round, unsigned seed) {
+  raglane_factors f{};
+  f.abi = RAGLANE_ABI, f.isa = any_isa(random), f.dtype = sizeof(real) == 4 ? RAGLANE_FLOAT32 : RAGLANE_FLOAT64;
+  f.flags = RAGLANE_POISON, f.threads = 1 + below(random, 4), f.elements = below(random, 40);
+  f.groups = 1 + below(random, 3), f.width = 1 + below(random, 70), f.depth = 1 + below(random, 70);
+  const int64_t depth = f.groups * f.depth, width = f.groups * f.width;
+  std::vector<real> values(f.elements * depth), weight(width * f.depth), output(f.elements * width), alone(width);
+  for (std::vector<real>* numbers : {&values, &weight})
+    for (real& number : *numbers) number = (real)(below(random, 2001) - 1000) / 1000;
+  f.values = {values.data(), f.dtype, {depth, 0, 0}};
+  f.weight = {weight.data(), f.dtype, {f.width * f.depth, f.depth, 1}};
+  f.output = {output.data(), f.dtype, {width, 0, 0}};
+  char message[256] = "";
+  bool passed = raglane_product(&f, message, sizeof message) == RAGLANE_OK;
+  for (int64_t row = 0; passed && row < f.elements; row++) {
+    raglane_factors one = f;
+    one.elements = 1, one.values.data = values.data() + row * depth, one.output.data = alone.data();
+    passed = raglane_product(&one, message, sizeof message) == RAGLANE_OK &&
+             std::equal(alone.begin(), alone.end(), output.begin() + row * width);
+    for (int64_t column = 0; passed && column < width; column++) {
+      double sum = 0;
+      for (int64_t k = 0; k < f.depth; k++)
+        sum += (double)values[row * depth + column / f.width * f.depth + k] * weight[column * f.depth + k];
+      passed = std::abs(sum - alone[column]) < 1e-4;
+    }
+  }
+  f.depth = 0;
+  if (passed && raglane_product(&f, message, sizeof message) == RAGLANE_BAD_ARGUMENT) return;
+  std::fprintf(stderr, "round %d, seed %u: wrong products. %s\n", round, seed, message);
+  std::exit(1);
+}
+
 // States of a program in slots of pools give the same bits; true if they do.
 bool check_slots(DrawnProgram& drawn, std::mt19937& random) {
   if (drawn.call.sequences == 0) return true;
@@ -419,6 +452,8 @@ void drive(int rounds, unsigned seed) {
     check_rows(random, round, seed);
     check_lattices<float>(random, round, seed);
     check_lattices<double>(random, round, seed);
+    check_product<float>(random, round, seed);
+    check_product<double>(random, round, seed);
     check_program(random, round, seed);
     DrawnSearch search(random);
     search.check(), check_alignment(search), check_pairs(search);

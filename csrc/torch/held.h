@@ -9,6 +9,8 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "raglane.h"
@@ -20,7 +22,21 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Parts = std::vector<std::optional<Tensor>>;
 
-[[noreturn]] inline void refuse(const std::string& what) { throw std::runtime_error("raglane: " + what); }
+// The exception of a call that is refused, inside; outside it is an Answer, or an error of torch.
+struct Refusal : std::runtime_error {
+  std::string reason;
+  int64_t status;
+  explicit Refusal(const std::string& reason, int64_t status = RAGLANE_BAD_ARGUMENT)
+      : std::runtime_error("raglane: " + reason), reason(reason), status(status) {}
+};
+
+// The status of a call that failed after it had overwritten tensors: the caller must not try it in another way.
+constexpr int64_t spent = -1;
+
+// The results of a call, its raglane_status or `spent`, and the reason why it was refused.
+using Answer = std::tuple<std::vector<Tensor>, int64_t, std::optional<std::string>>;
+
+[[noreturn]] inline void refuse(const std::string& reason) { throw Refusal(reason); }
 
 struct Shape {
   int64_t dims, sizes[3];
@@ -42,18 +58,56 @@ struct Strides {
   }
 };
 
+inline int32_t number_of_dtype(ScalarType dtype) {
+  return torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
+}
+
 inline Tensor empty(const Shape& shape, ScalarType dtype) {
   AtenTensorHandle handle;
   const Strides strides(shape);
-  const auto number = torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.dims, shape.sizes, strides.of, number, 0, 0, &handle));
+  if (aoti_torch_empty_strided(shape.dims, shape.sizes, strides.of, number_of_dtype(dtype), 0, 0, &handle) != 0)
+    throw Refusal("not enough memory for the results", RAGLANE_OUT_OF_MEMORY);
+  return Tensor(handle);
+}
+
+// The numbers of a contiguous tensor in another shape.
+inline Tensor reshaped(const Tensor& tensor, const Shape& shape) {
+  AtenTensorHandle handle;
+  const Strides strides(shape);
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(tensor.get(), shape.dims, shape.sizes, strides.of, 0, &handle));
   return Tensor(handle);
 }
 
 inline int64_t width_of(ScalarType dtype) { return dtype == ScalarType::Double ? 8 : dtype == ScalarType::Float ? 4 : 2; }
 
+// The same for tensors that only forward and backward use: from `least` bytes on in a block of the kernels, which
+// returns to them when the last reference to its storage is gone; see runtime/blocks.h.
+inline Tensor empty_in_block(const Shape& shape, ScalarType dtype, int64_t least) {
+  const int64_t bytes = shape.count() * width_of(dtype);
+  int64_t size = 0;
+  void* block = bytes > 0 && bytes >= least ? raglane_take_block(bytes, &size) : nullptr;
+  if (!block) return empty(shape, dtype);
+  AtenTensorHandle handle;
+  const Strides strides(shape);
+  const auto give = [](void* data, void* bytes) { raglane_give_block(data, (int64_t)bytes); };
+  if (torch_from_blob(block, shape.dims, shape.sizes, strides.of, 0, number_of_dtype(dtype), 0, -1, &handle, 0, nullptr, 0,
+                      give, (void*)size) == 0)
+    return Tensor(handle);
+  raglane_give_block(block, size);
+  throw Refusal("not enough memory for the results", RAGLANE_OUT_OF_MEMORY);
+}
+
 inline void require_ok(int32_t status, const char* message) {
-  if (status != RAGLANE_OK) refuse(message);
+  if (status != RAGLANE_OK) throw Refusal(message, status);
+}
+
+// True if the storage contains the last number of a tensor of any strides.
+inline bool has_all_numbers(const Tensor& tensor) {
+  int64_t bytes, last = tensor.storage_offset();
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
+  if (tensor.numel() == 0) return true;
+  for (int64_t place = 0; place < tensor.dim(); place++) last += (tensor.size(place) - 1) * tensor.stride(place);
+  return bytes >= (last + 1) * (int64_t)tensor.element_size();
 }
 
 // The tensors of a call, and the storages that its addresses belong to, which another thread may replace.
@@ -61,6 +115,7 @@ class Held {
  public:
   ScalarType dtype;
   bool poisons = false;
+  int64_t least_block = INT64_MAX;  // bytes from which `keep` takes a block
   bool fits = true;  // false if a tensor has other sizes, dtype or device than the call, or the kernels cannot read it
 
   bool is_like(const Tensor& tensor, const Shape& shape, ScalarType type) {
@@ -82,23 +137,30 @@ class Held {
     return fits ? address : nullptr;
   }
 
-  // A new tensor, and its address.
-  void* write(std::vector<Tensor>& results, const Shape& shape) {
-    void* address = results.emplace_back(empty(shape, dtype)).data_ptr();
-    if (poisons && address) std::memset(address, 0xff, shape.count() * width_of(dtype));
+  // The address of a tensor that the caller owns alone: no other thread can replace its storage.
+  void* look(const Tensor& tensor, const Shape& shape, ScalarType type) {
+    if (!is_like(tensor, shape, type)) return nullptr;
+    fits &= tensor.is_contiguous() && has_all_numbers(tensor);
+    void* address = fits ? tensor.data_ptr() : nullptr;
+    fits &= address != nullptr;
     return address;
+  }
+
+  // A new tensor, and its address.
+  void* write(std::vector<Tensor>& results, const Shape& shape) { return write(results, empty(shape, dtype)); }
+  // The same, of a tensor that only forward and backward use.
+  void* keep(std::vector<Tensor>& results, const Shape& shape) {
+    return write(results, empty_in_block(shape, dtype, least_block));
   }
 
  protected:
   std::vector<Tensor> held_;
 
-  // True if the storage contains the last number of a tensor of any strides.
-  static bool has_all_numbers(const Tensor& tensor) {
-    int64_t bytes, last = tensor.storage_offset();
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_size(tensor.get(), &bytes));
-    if (tensor.numel() == 0) return true;
-    for (int64_t place = 0; place < tensor.dim(); place++) last += (tensor.size(place) - 1) * tensor.stride(place);
-    return bytes >= (last + 1) * (int64_t)tensor.element_size();
+  void* write(std::vector<Tensor>& results, Tensor result) {
+    void* address = result.data_ptr();
+    if (poisons && address) std::memset(address, 0xff, result.numel() * width_of(dtype));
+    results.push_back(std::move(result));
+    return address;
   }
 };
 

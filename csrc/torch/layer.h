@@ -15,8 +15,9 @@ struct Weight {
   bool exists, is_optional;
 };
 
-// The integers of raglane_layer before its addresses.
-constexpr int64_t head_size = offsetof(raglane_layer, offsets) / sizeof(int64_t);
+// The integers of raglane_layer before its addresses. A head has them, whose counts are not read, and the least bytes of a
+// block.
+constexpr int64_t field_count = offsetof(raglane_layer, offsets) / sizeof(int64_t), head_size = field_count + 1;
 
 // A call of a layer.
 class Layer : public Held {
@@ -29,9 +30,10 @@ class Layer : public Held {
   Layer(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts, bool has_packed = false,
         Rows* rows = nullptr, bool saves = true) {
     std::memset(&call, 0, sizeof call);
-    const void* fields = read(head, {head_size}, ScalarType::Long);
+    const void* fields = look(head, {head_size}, ScalarType::Long);
     if (!fields) return;
-    std::memcpy(&call, fields, sizeof(int64_t) * head_size);
+    std::memcpy(&call, fields, sizeof(int64_t) * field_count);
+    least_block = static_cast<const int64_t*>(fields)[field_count];
     // The struct's layout is that of the header that this file was compiled with.
     if (call.abi != RAGLANE_ABI || raglane_abi() != RAGLANE_ABI)
       refuse("the kernels are of another version; reinstall raglane");
@@ -73,6 +75,10 @@ class Layer : public Held {
         // Of weights that are packed the kernels read only which there are.
         call.weights[k].*weight.field = has_packed && part.has_value() ? &part : read(part, weight.shape);
       }
+  }
+
+  void require_fit() const {
+    if (!fits) refuse("a tensor does not fit the layer, or the kernels cannot read it");
   }
 
   // The number of states among the parts, before the weights.
@@ -121,7 +127,7 @@ class Layer : public Held {
     raglane_layer empty = call;
     empty.sequences = empty.elements = 0;
     const auto* head = reinterpret_cast<const int64_t*>(&empty);
-    std::vector<int64_t> key(head, head + head_size);
+    std::vector<int64_t> key(head, head + field_count);
     for (int64_t k = 0; k < call.directions; k++)
       for (size_t place = 0; place < each_; place++) key.push_back(call.weights[k].*weights_[place].field != nullptr);
     if (key == counted_for) return bytes;
@@ -131,9 +137,7 @@ class Layer : public Held {
     counted_for = key;
     return bytes;
   }
-  void* scratch(const Shape& shape) { return write(held_, shape); }
-
-  bool is_large(const Shape& shape) const { return shape.count() * width_of(dtype) >= raglane_least_block(); }
+  void* scratch(const Shape& shape) { return keep(held_, shape); }
 
   template <class Function> void run(Function function) {
     char message[256] = "";

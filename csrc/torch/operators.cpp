@@ -1,10 +1,10 @@
 // The layers and programs of the kernels as operators of torch, in C++ from the arguments to the results.
 //
 // It uses only torch's stable ABI: the binary runs with torch 2.11 and every later version. `forward` and `backward` are
-// called by kernels/cpu/layer.py, `run_program` by kernels/cpu/programs.py, and `layer` by models that AOTInductor
+// called by kernels/cpu/layer.py, `stack` by kernels/cpu/backend.py, `run_program` by kernels/cpu/programs.py, and `layer` by models that AOTInductor
 // compiled, without Python. All tensors are checked before the kernels get their addresses.
 #include <memory>
-#include <tuple>
+#include <new>
 #include <type_traits>
 
 #include "layer.h"
@@ -13,27 +13,28 @@
 namespace raglane::operators {
 namespace {
 
-// `head` (17), int64: the fields of raglane_layer before its addresses, whose counts are not read. Returns the output, if
-// it is needed or saved; the final states; the gates, if saved; and c after each element, if needed or
-// saved. Nothing if the kernels cannot read a tensor, or if so much is saved that the caller has its own memory for it.
-// With a layout other than FLAT, `values` and a needed output have it, `offsets` are the sizes of class Rows, and saved
-// flat values, the flat output and places follow.
+// `head` (18), int64: see head_size. Returns the output, if it is needed or saved; the final states; the gates, if saved;
+// and c after each element, if needed or saved. With a layout other than FLAT, `values` and a needed output have it,
+// `offsets` are the sizes of class Rows, and saved flat values, the flat output and places follow. Refuses a call of which
+// the kernels cannot read a tensor.
 std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts,
                                 const std::optional<Tensor>& packed, bool need_output, bool save, bool need_c,
                                 const std::optional<Tensor>& order, int64_t layout) {
   std::optional<Rows> rows;
   if (layout != FLAT) rows.emplace(layout, values, offsets, order);
-  if (rows && !rows->fits) return {};
+  if (rows && !rows->fits) refuse("the kernels cannot read the rows of a table");
   Layer layer(head, rows ? rows->offsets() : offsets, values, parts, packed.has_value(), rows ? &*rows : nullptr, save);
   raglane_layer& call = layer.call;
   std::vector<Tensor> results;
   if (packed.has_value()) {
     // The kernels compare its header with the call.
     const int64_t bytes = packed->numel();
-    call.packed = layer.read(*packed, {bytes}, packed->scalar_type());
-    layer.fits = layer.fits && packed->element_size() == 1 && bytes == layer.packed_bytes();
+    call.packed = layer.look(*packed, {bytes}, packed->scalar_type());
+    layer.require_fit();
+    if (packed->element_size() != 1 || bytes != layer.packed_bytes())
+      refuse("packed must be the weights of this layer and instruction set, got others");
   }
-  if (!layer.fits || (save && (layer.is_large(layer.of_gates()) || layer.is_large(layer.of_c_states())))) return results;
+  layer.require_fit();
   if (rows) {
     rows->threads = call.threads;
     rows->flatten(layer.flat ? layer.flat->data_ptr() : nullptr);
@@ -43,8 +44,9 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
   if (need_output || save) call.output = layer.write(results, layer.of_output());
   call.final_h = layer.write(results, layer.of_state(0));
   if (layer.facts.has_c) call.final_c = layer.write(results, layer.of_state(1));
-  if (save) call.gates = layer.write(results, layer.of_gates());
-  if (save || need_c) call.c_states = layer.write(results, layer.of_c_states());
+  if (save) call.gates = layer.keep(results, layer.of_gates());
+  if (need_c) call.c_states = layer.write(results, layer.of_c_states());
+  else if (save) call.c_states = layer.keep(results, layer.of_c_states());
   layer.run(raglane_forward);
   if (rows && save) results.insert(results.end(), {*layer.flat, results[0], *rows->places});
   if (rows && need_output && layer.flat) results[0] = rows->scatter(call.output, layer.of_output().sizes[1], layer.dtype);
@@ -52,29 +54,116 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
   return results;
 }
 
+// The same for a tensor of equal lengths in the order of flat values, for inference: with the batch first, or with one
+// step or one sequence. `values` and the output are three-dimensional views of these.
+std::vector<Tensor> run_even(const Tensor& head, const Tensor& values, const Parts& parts,
+                             const std::optional<Tensor>& packed, bool need_output, bool is_time_first) {
+  if (values.dim() != 3 || values.device().type() != DeviceType::CPU) refuse("values (B, T, D) or (T, B, D) are required");
+  if (!has_all_numbers(values)) refuse("the storage of the values is too small");
+  const int64_t first = values.sizes()[0], second = values.sizes()[1], width = values.sizes()[2];
+  if (is_time_first && first != 1 && second != 1) refuse("one step or one sequence is required");
+  const int64_t sequences = is_time_first ? second : first, steps = is_time_first ? first : second;
+  Tensor offsets = empty({sequences + 1}, ScalarType::Long);
+  auto* numbers = static_cast<int64_t*>(offsets.data_ptr());
+  for (int64_t b = 0; b <= sequences; b++) numbers[b] = b * steps;
+  const Tensor whole = values.is_contiguous() ? values : torch::stable::contiguous(values);
+  std::vector<Tensor> results = run_forward(head, offsets, reshaped(whole, {first * second, width}), parts, packed,
+                                            need_output, false, false, {}, FLAT);
+  if (need_output) results[0] = reshaped(results[0], {first, second, results[0].sizes()[1]});
+  return results;
+}
+
+// A call of any layout.
+std::vector<Tensor> run_layout(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts,
+                               const std::optional<Tensor>& packed, bool need_output, bool save, bool need_c,
+                               const std::optional<Tensor>& order, int64_t layout) {
+  if (layout < EVEN_BATCH_FIRST)
+    return run_forward(head, offsets, values, parts, packed, need_output, save, need_c, order, layout);
+  if (save || need_c || layout > EVEN_TIME_FIRST) refuse("this layout is for inference alone");
+  return run_even(head, values, parts, packed, need_output, layout == EVEN_TIME_FIRST);
+}
+
+// Some rows of a contiguous tensor.
+Tensor rows_of(const Tensor& tensor, int64_t first, int64_t count) {
+  std::vector<int64_t> sizes(tensor.sizes().begin(), tensor.sizes().end());
+  const auto strides = tensor.strides();
+  sizes[0] = count;
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(tensor.get(), (int64_t)sizes.size(), sizes.data(), strides.data(),
+                                                        first * strides[0], &handle));
+  return Tensor(handle);
+}
+
+// The layers of a stack one after the other, for inference, each on the output of the one below. `states`: the initial
+// ones of all layers (L * K, B, size), or none; `weights`: those of one layer after the other; `packed`: of each layer, or
+// none. Returns the output of the last layer, if it is needed, and the final states of all layers.
+std::vector<Tensor> run_stack(const std::vector<Tensor>& heads, const Tensor& offsets, const Tensor& values,
+                              const std::vector<Tensor>& states, const Parts& weights, const std::vector<Tensor>& packed,
+                              bool need_output, const std::optional<Tensor>& order, int64_t layout) {
+  const size_t layers = heads.size();
+  if (layers == 0 || weights.size() % layers != 0 || (!packed.empty() && packed.size() != layers))
+    refuse("weights for each layer of the stack are required");
+  const size_t each = weights.size() / layers;
+  std::vector<Tensor> initial, finals, results;
+  for (const Tensor& state : states) {
+    if (state.dim() < 2 || state.dim() > 3 || state.sizes()[0] % (int64_t)layers != 0 ||
+        state.device().type() != DeviceType::CPU || !has_all_numbers(state))
+      refuse("states (L * K, B, size) are required");
+    initial.push_back(state.is_contiguous() ? state : torch::stable::contiguous(state));
+  }
+  Tensor below = values;
+  for (size_t layer = 0; layer < layers; layer++) {
+    Parts parts;
+    for (const Tensor& state : initial) {
+      const int64_t rows = state.sizes()[0] / (int64_t)layers;
+      parts.push_back(rows_of(state, (int64_t)layer * rows, rows));
+    }
+    parts.insert(parts.end(), weights.begin() + layer * each, weights.begin() + (layer + 1) * each);
+    const std::optional<Tensor> ready = packed.empty() ? std::nullopt : std::optional(packed[layer]);
+    const bool has_output = need_output || layer + 1 < layers;
+    results = run_layout(heads[layer], offsets, below, parts, ready, has_output, false, false, order, layout);
+    const size_t first = has_output ? 1 : 0, count = results.size() - first;
+    for (size_t s = 0; s < count; s++) {
+      const Tensor& state = results[first + s];
+      const auto sizes = state.sizes();
+      const int64_t rows = sizes[0] * (int64_t)layers, bytes = state.numel() * state.element_size();
+      if (layer == 0)
+        finals.push_back(empty(state.dim() == 2 ? Shape(rows, sizes[1]) : Shape(rows, sizes[1], sizes[2]), state.scalar_type()));
+      if (s >= finals.size() || finals[s].numel() != state.numel() * (int64_t)layers ||
+          finals[s].scalar_type() != state.scalar_type())
+        refuse("the states of all layers must have the same sizes");
+      if (bytes > 0) std::memcpy(static_cast<char*>(finals[s].data_ptr()) + layer * bytes, state.data_ptr(), bytes);
+    }
+    if (has_output) below = results[0];
+  }
+  if (need_output) finals.insert(finals.begin(), below);
+  return finals;
+}
+
 // Gradients of the values and parts, those that are needed. `saved`: the output, gates and c of forward, then the
 // gradients of the output, of c after each element and of the final states, or none for zeros. `over_gates` and `over_c`:
-// the memory of saved gates and c may be overwritten. Nothing as in forward. `in_layout`: `offsets` are the places of
-// class Rows, and the gradients of output and values have the layout.
+// the memory of saved gates and c may be overwritten. `in_layout`: `offsets` are the places of class Rows, and the
+// gradients of output and values have the layout. `with_steps`: grad_gates and previous_h follow, unless they overwrite,
+// then grad_h, unprojected and grad_skip, if the layer has them. Refuses calls as forward does.
 std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts,
                                  const Parts& saved, const std::vector<bool>& needed, bool over_gates, bool over_c,
-                                 bool in_layout) {
+                                 bool in_layout, bool with_steps) {
   std::optional<Rows> rows;
   if (in_layout) rows.emplace(offsets);
-  if (rows && !rows->fits) return {};
+  if (rows && !rows->fits) refuse("the kernels cannot read the places of a table");
   Layer layer(head, rows ? rows->offsets() : offsets, values, parts);
   raglane_layer& call = layer.call;
-  std::vector<Tensor> results;
-  const bool is_matrix = !layer.facts.is_elementwise;
-  if (!layer.fits || saved.size() != 7 || needed.size() != 1 + parts.size() || values.dim() != 2) return results;
+  layer.require_fit();
+  if (saved.size() != 7 || needed.size() != 1 + parts.size() || values.dim() != 2)
+    refuse("seven saved tensors, and values (N, D), are required");
   // The rows are gathered and scattered by the places, and the other tensors have the shapes of the values.
-  if (rows && rows->elements() != call.elements) return results;
+  if (rows && rows->elements() != call.elements) refuse("the places of a table must be those of the values");
   const Shape of_output = layer.of_output(), of_gates = layer.of_gates(), of_c = layer.of_c_states();
   call.output = layer.read(saved[0], of_output);
   call.gates = layer.read(saved[1], of_gates);
   call.c_states = layer.read(saved[2], of_c);
   std::optional<Tensor> grad_output = saved[3];
-  if (!layer.fits) return results;
+  layer.require_fit();
   if (rows) rows->threads = call.threads;
   if (rows && grad_output) {
     grad_output = rows->gather(*saved[3], of_output, layer.dtype);
@@ -84,22 +173,24 @@ std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, cons
   call.grad_c_states = layer.read(saved[4], of_c);
   call.grad_final_h = layer.read(saved[5], layer.of_state(0));
   call.grad_final_c = layer.read(saved[6], layer.of_state(1));
+  layer.require_fit();
   // With recomputed gates these are in the kernels' scratch.
+  const bool is_matrix = !layer.facts.is_elementwise;
   const int64_t k = call.directions, n = call.checkpoint_every ? 0 : call.elements, hidden = call.hidden_size;
   const Shape of_grads = is_matrix ? Shape(k, n, call.gate_stride)
                                    : Shape(k, n, (layer.facts.gates + (call.weights[0].skip != nullptr)) * hidden);
-  if (!layer.fits || layer.is_large(of_grads) || layer.is_large({k, n, layer.state_size()})) return results;
-  call.grad_gates = over_gates && of_gates.sizes[2] ? call.gates : layer.scratch(of_grads);
+  std::vector<Tensor> steps, results;
+  call.grad_gates = over_gates && of_gates.sizes[2] ? call.gates : layer.keep(steps, of_grads);
   if (is_matrix) {
-    call.previous_h = over_c ? call.c_states : layer.scratch({k, n, layer.state_size()});
+    call.previous_h = over_c ? call.c_states : layer.keep(steps, {k, n, layer.state_size()});
     if (call.projection_size) {
-      call.grad_h = layer.scratch({k, n, call.projection_size});
-      call.unprojected = layer.scratch({k, n, hidden});
+      call.grad_h = layer.keep(steps, {k, n, call.projection_size});
+      call.unprojected = layer.keep(steps, {k, n, hidden});
     }
   } else if (layer.facts.skips && !call.weights[0].skip) {
-    call.grad_skip = layer.scratch({k, n, hidden});
+    call.grad_skip = layer.keep(steps, {k, n, hidden});
   }
-  results.reserve(needed.size());
+  results.reserve(needed.size() + steps.size());
   if (needed[0]) call.grad_values = layer.write(results, {call.elements, call.input_size});
   for (size_t part = 0; part < parts.size(); part++) {
     if (!needed[1 + part] || !parts[part].has_value()) continue;
@@ -112,7 +203,12 @@ std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, cons
         layer.write(results, weight.shape);
   }
   layer.run(raglane_backward);
-  if (rows && needed[0]) results[0] = rows->scatter(call.grad_values, call.input_size, layer.dtype);
+  if (rows && needed[0]) try {
+    results[0] = rows->scatter(call.grad_values, call.input_size, layer.dtype);
+  } catch (const Refusal& refusal) {
+    throw Refusal(refusal.reason, refusal.status == RAGLANE_BAD_ARGUMENT ? spent : refusal.status);
+  }
+  if (with_steps) results.insert(results.end(), steps.begin(), steps.end());
   return results;
 }
 
@@ -127,25 +223,37 @@ std::vector<Tensor> run_program(const Tensor& code, const Tensor& offsets, const
   return program.results;
 }
 
+// The answer of a call, which throws nothing.
+template <class Call> Answer answer(Call&& call) {
+  try {
+    return {call(), RAGLANE_OK, {}};
+  } catch (const Refusal& refusal) {
+    return {{}, refusal.status, refusal.reason};
+  } catch (const std::bad_alloc&) {
+    return {{}, RAGLANE_OUT_OF_MEMORY, "not enough memory for the call"};
+  } catch (const std::exception& error) {
+    return {{}, RAGLANE_BAD_ARGUMENT, error.what()};
+  }
+}
+
+Answer forward(Tensor head, Tensor offsets, Tensor values, Parts parts, std::optional<Tensor> packed, bool need_output,
+               bool save, bool need_c, std::optional<Tensor> order, int64_t layout) {
+  return answer([&] { return run_layout(head, offsets, values, parts, packed, need_output, save, need_c, order, layout); });
+}
+
+Answer stack(std::vector<Tensor> heads, Tensor offsets, Tensor values, std::vector<Tensor> states, Parts weights,
+             std::vector<Tensor> packed, bool need_output, std::optional<Tensor> order, int64_t layout) {
+  return answer([&] { return run_stack(heads, offsets, values, states, weights, packed, need_output, order, layout); });
+}
+
+Answer backward(Tensor head, Tensor offsets, Tensor values, Parts parts, Parts saved, std::vector<bool> needed,
+                bool over_gates, bool over_c, bool in_layout, bool with_steps) {
+  return answer([&] {
+    return run_backward(head, offsets, values, parts, saved, needed, over_gates, over_c, in_layout, with_steps);
+  });
+}
+
 // Python reports the errors, of a call of its own.
-std::vector<Tensor> forward(Tensor head, Tensor offsets, Tensor values, Parts parts, std::optional<Tensor> packed,
-                            bool need_output, bool save, bool need_c, std::optional<Tensor> order, int64_t layout) {
-  try {
-    return run_forward(head, offsets, values, parts, packed, need_output, save, need_c, order, layout);
-  } catch (const std::exception&) {
-    return {};
-  }
-}
-
-std::vector<Tensor> backward(Tensor head, Tensor offsets, Tensor values, Parts parts, Parts saved,
-                             std::vector<bool> needed, bool over_gates, bool over_c, bool in_layout) {
-  try {
-    return run_backward(head, offsets, values, parts, saved, needed, over_gates, over_c, in_layout);
-  } catch (const std::exception&) {
-    return {};
-  }
-}
-
 std::vector<Tensor> program(Tensor code, Tensor offsets, std::vector<Tensor> inputs, Parts over, int64_t isa,
                             int64_t flags, int64_t threads, bool ascending) {
   try {
@@ -199,12 +307,12 @@ std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor
   // Read only if gates are saved, which inference does not do; checked anyway.
   call.gate_stride = 4 * ((hidden + 15) / 16 * 16);
   Tensor head = empty({head_size}, ScalarType::Long);
-  std::memcpy(head.data_ptr(), &call, sizeof(int64_t) * head_size);
+  std::memcpy(head.data_ptr(), &call, sizeof(int64_t) * field_count);
+  static_cast<int64_t*>(head.data_ptr())[field_count] = INT64_MAX;  // nothing is saved
   Parts parts = {h};
   if (c.has_value()) parts.push_back(c);
   parts.insert(parts.end(), weights.begin(), weights.end());
   auto results = run_forward(head, offsets, values, parts, {}, true, false, false, {}, FLAT);
-  if (results.empty()) refuse("a tensor does not fit the layer");
   return {results[0], results[1], results.size() > 2 ? results[2] : empty(Shape(0), values.scalar_type())};
 }
 
@@ -212,8 +320,10 @@ std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor
 template <auto function> struct Refused;
 template <class Result, class... Args, Result (*function)(Args...)> struct Refused<function> {
   static Result call(Args...) {
+    constexpr const char* reason = "a tensor's numbers are not those of its memory";
     if constexpr (std::is_same_v<Result, std::vector<Tensor>>) return {};
-    refuse("a tensor's numbers are not those of its memory");
+    if constexpr (std::is_same_v<Result, Answer>) return {{}, RAGLANE_BAD_ARGUMENT, reason};
+    refuse(reason);
   }
 };
 constexpr const char* refused[] = {"Negative", "ZeroTensor", "FuncTorchGradWrapper", "Python"};
@@ -225,9 +335,11 @@ class Registration {
     try {
       StableLibrary& names = add(StableLibrary::Kind::FRAGMENT, nullptr);
       names.def("forward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor? packed, bool need_output,"
-                " bool save, bool need_c, Tensor? order, int layout) -> Tensor[]");
+                " bool save, bool need_c, Tensor? order, int layout) -> (Tensor[], int, str?)");
       names.def("backward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor?[] saved, bool[] needed,"
-                " bool over_gates, bool over_c, bool in_layout) -> Tensor[]");
+                " bool over_gates, bool over_c, bool in_layout, bool with_steps) -> (Tensor[], int, str?)");
+      names.def("stack(Tensor[] heads, Tensor offsets, Tensor values, Tensor[] states, Tensor?[] weights, Tensor[] packed,"
+                " bool need_output, Tensor? order, int layout) -> (Tensor[], int, str?)");
       names.def("run_program(Tensor code, Tensor offsets, Tensor[] inputs, Tensor?[] over, int isa, int flags,"
                 " int threads, bool ascending) -> Tensor[]");
       names.def("layer(str cell, Tensor values, Tensor offsets, Tensor h, Tensor? c, Tensor?[] weights)"
@@ -235,12 +347,14 @@ class Registration {
       StableLibrary& cpu = add(StableLibrary::Kind::IMPL, "CPU");
       cpu.impl("forward", TORCH_BOX(&forward));
       cpu.impl("backward", TORCH_BOX(&backward));
+      cpu.impl("stack", TORCH_BOX(&stack));
       cpu.impl("run_program", TORCH_BOX(&program));
       cpu.impl("layer", TORCH_BOX(&layer));
       for (const char* key : refused) {
         StableLibrary& other = add(StableLibrary::Kind::IMPL, key);
         other.impl("forward", TORCH_BOX(&Refused<&forward>::call));
         other.impl("backward", TORCH_BOX(&Refused<&backward>::call));
+        other.impl("stack", TORCH_BOX(&Refused<&stack>::call));
         other.impl("run_program", TORCH_BOX(&Refused<&program>::call));
       }
       // Models reach this one by tracing too, whose tensors are wrappers.

@@ -16,7 +16,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import raglane._utils.forks  # noqa: F401 (watches for forks from here on)
+import raglane._utils.forks  # watches for forks from here on
+import raglane._utils.moved  # noqa: F401 (finds modules by the paths in stored files)
 
 if TYPE_CHECKING:
     from raglane import (
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     )
     from raglane.data.collation import collate
     from raglane.kernels.dispatch import use_backend
-    from raglane.nn.recurrent.accelerate import accelerate, to_torch
-    from raglane.nn.recurrent.convert import import_layer
+    from raglane.nn.porting.accelerate import accelerate, to_torch
+    from raglane.nn.porting.convert import import_layer
     from raglane.nn.recurrent.explain import explain
     from raglane.nn.recurrent.packed_weights import pack_weights, quantize
     from raglane.planner import plan
@@ -79,9 +80,9 @@ __all__ = [
 _HOMES = {
     "Ragged": "ragged",
     "Run": "runs.run",
-    "accelerate": "nn.recurrent.accelerate",
+    "accelerate": "nn.porting.accelerate",
     "collate": "data.collation",
-    "import_layer": "nn.recurrent.convert",
+    "import_layer": "nn.porting.convert",
     "cost": "schedules",
     "explain": "nn.recurrent.explain",
     "fit": "runs.fit",
@@ -89,12 +90,12 @@ _HOMES = {
     "pack_weights": "nn.recurrent.packed_weights",
     "plan": "planner",
     "quantize": "nn.recurrent.packed_weights",
-    "to_torch": "nn.recurrent.accelerate",
+    "to_torch": "nn.porting.accelerate",
     "use_backend": "kernels.dispatch",
 }
 _MODULES = (
     *("cells", "data", "distributions", "errors", "export", "lens", "nn", "packing", "plot"),
-    *("schedules", "serve", "sklearn", "testing", "training", "transduction"),
+    *("schedules", "serve", "sklearn", "streams", "testing", "training", "transduction"),
 )
 
 

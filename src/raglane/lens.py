@@ -302,7 +302,7 @@ class _Entries:
         return f"one of the keys {_few(self.names)}"
 
 
-class _Items:
+class _ListEntries:
     """A list or a tuple, whose parts are named by ``noun``."""
 
     noun = "items"
@@ -341,7 +341,7 @@ class _Items:
         return f"{rule}, or one of the names {_few(self.names)}" if self.names else rule
 
 
-class _Sequences(_Items):
+class _RaggedEntries(_ListEntries):
     """A ragged batch: its sequences by index, and its flat values by name."""
 
     noun = "sequences"
@@ -370,17 +370,17 @@ class _Sequences(_Items):
         return type(self.value)([changed.get(index, self.get(index)) for index in self.keys])
 
 
-_Opened = _Fields | _Entries | _Items
+_Opened = _Fields | _Entries | _ListEntries
 
 
 def _open(value: Any) -> _Opened | None:
     """Return a container, or None for a value without parts."""
     if isinstance(value, Ragged):
-        return _Sequences(value)
+        return _RaggedEntries(value)
     if isinstance(value, Mapping):
         return _Entries(value)
     if isinstance(value, list | tuple):
-        return _Items(value)
+        return _ListEntries(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _Fields(value)
     return None

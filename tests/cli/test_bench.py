@@ -17,7 +17,7 @@ _TINY = ["bench", "--cells", "gru", "--sizes", "3x5x4", "--modes", "infer"]
 def one_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(probe, "_BENCH_ROUNDS", 1)
-    monkeypatch.setattr("raglane.planner.machine.load", lambda: 0.0)
+    monkeypatch.setattr("raglane.native.machine.load", lambda: 0.0)
 
 
 def test_a_table_is_printed_and_written(tmp_path: Path, capsys: Capsys) -> None:
@@ -56,7 +56,7 @@ def test_lengths_of_a_file(tmp_path: Path, capsys: Capsys, monkeypatch: pytest.M
     assert printed[0].startswith("lengths of mine.txt, ")
     assert printed[2].split()[:4] == ["gru", "3x5x4", "infer", "15"]
     assert "| gru | 3x5x4 | infer | 15 |" in out.read_text()
-    monkeypatch.setattr("raglane.planner.machine.load", lambda: 1e4)
+    monkeypatch.setattr("raglane.native.machine.load", lambda: 1e4)
     assert "the load exceeds the number of processors" in prints(_TINY, capsys).splitlines()[-1]
     assert main([*_TINY, "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")

@@ -24,7 +24,7 @@ from raglane.cli.once import whole_names
 from raglane.data import FORMATS
 from raglane.data.columns import ROLES, Columns
 from raglane.runs.configuration import key_of, run_config
-from raglane.runs.sources import Source
+from raglane.runs.sources import SequenceSource
 from raglane.training.settings import LAYERS, Settings
 from scripts import Script
 
@@ -123,7 +123,7 @@ def test_a_search_is_described_before_it_runs(tmp_path: Path, capsys: Capsys) ->
 
 
 def test_every_option_can_stand_in_a_file(tmp_path: Path, capsys: Capsys) -> None:
-    kinds: tuple[Any, ...] = (Settings, Columns, Source)
+    kinds: tuple[Any, ...] = (Settings, Columns, SequenceSource)
     values, origins = _shown(capsys)
     known = {key_of(kind, name) for kind in kinds for name in options(kind)}
     assert set(origins) == known | {
@@ -267,7 +267,7 @@ def test_every_setting_is_an_option(name: str) -> None:
 
 @pytest.mark.parametrize("command", ["train", "evaluate", "predict"])
 def test_every_role_of_a_column_is_an_option(command: str) -> None:
-    kinds: tuple[Any, ...] = (Columns, Source)
+    kinds: tuple[Any, ...] = (Columns, SequenceSource)
     others = {"split", "label_split", "tokens", "keep_trailing", "on_bad_row"}
     described = {(kind, name): option for kind in kinds for name, option in options(kind).items()}
     assert {name for _, name in described} == {*ROLES, *others}

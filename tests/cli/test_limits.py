@@ -52,7 +52,7 @@ def nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(*_: Any, **__: Any) -> None:
         raise AssertionError("data is read before the mistake is named")
 
-    monkeypatch.setattr("raglane.runs.sources.Source.read", read)
+    monkeypatch.setattr("raglane.runs.sources.SequenceSource.read", read)
     # Those that take the function first: one that is imported later would keep the one that fails.
     for name in ("runs.run", "runs.card", "runs.fit", "training.checkpoint"):
         monkeypatch.setattr(f"raglane.{name}.load_model", read)

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raglane.data.prepare.lengths import Distribution, bins, buckets
+from raglane.data.prepare.lengths import LengthCounts, bins, buckets
 from raglane.runs.inspection.inspect import densities, examples
 
 _LENGTHS = st.lists(st.integers(0, 60) | st.integers(0, 10_000_000), min_size=1, max_size=60)
@@ -18,7 +18,7 @@ _LENGTHS = st.lists(st.integers(0, 60) | st.integers(0, 10_000_000), min_size=1,
 def test_a_quantile_is_the_least_length_that_so_many_do_not_exceed(
     lengths: list[int], share: float
 ) -> None:
-    found = Distribution.of(np.array(lengths)).quantile(share)
+    found = LengthCounts.of(np.array(lengths)).quantile(share)
     assert found in lengths
     assert sum(length <= found for length in lengths) >= share * len(lengths) - 1e-6
     smaller = [length for length in lengths if length < found]
@@ -27,7 +27,7 @@ def test_a_quantile_is_the_least_length_that_so_many_do_not_exceed(
 
 @given(_LENGTHS, st.integers(1, 40))
 def test_each_sequence_is_in_one_bar_and_one_bucket(lengths: list[int], most: int) -> None:
-    distribution = Distribution.of(np.array(lengths))
+    distribution = LengthCounts.of(np.array(lengths))
     bars = bins(distribution, most)
     # A bar of its own for empty sequences, where bars grow.
     assert 1 <= len(bars) <= most + 1
@@ -47,12 +47,12 @@ def test_each_sequence_is_in_one_bar_and_one_bucket(lengths: list[int], most: in
 def test_a_long_tail_has_bars_of_growing_width() -> None:
     lengths = np.concatenate([np.arange(1, 100), [5000]])
     for most in (1, 2, 7, 30):
-        bars = bins(Distribution.of(lengths), most)
+        bars = bins(LengthCounts.of(lengths), most)
         widths = [bar.high - bar.low for bar in bars]
         assert widths == sorted(widths)
         assert (bars[0].low, bars[-1].high) == (1, 5000)
         assert sum(bar.count for bar in bars) == len(lengths)
-    assert len({bar.high - bar.low for bar in bins(Distribution.of(np.arange(100)))}) == 1
+    assert len({bar.high - bar.low for bar in bins(LengthCounts.of(np.arange(100)))}) == 1
 
 
 def test_the_fill_of_batches_of_known_lengths() -> None:

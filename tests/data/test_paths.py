@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from raglane._utils.files import check_file, read_file
+from raglane._utils.json import read_json
 from raglane.cli import main
 from raglane.data import FORMATS, Columns, read
 from raglane.errors import (
@@ -23,7 +24,6 @@ from raglane.errors import (
 from raglane.planner.probe import lengths_of_file
 from raglane.training.checkpoint import load_model, read_tensors
 from raglane.training.predictions import check_apart, check_output
-from raglane.training.stored import read_json
 from small_files import put, refused
 
 files = pytest.mark.parametrize("name", [name for name, known in FORMATS.items() if known.suffixes])

@@ -12,7 +12,7 @@ import pytest
 from raglane.data import Columns, convert, read
 from raglane.data.assemble.errors import attempt
 from raglane.data.sources import csv, plain_csv
-from raglane.data.typed.column import Typed, Written, numbers_in
+from raglane.data.typed.column import TextColumn, Typed, numbers_in
 from raglane.errors import DataError
 from small_files import same
 
@@ -56,7 +56,7 @@ def test_entries_are_numbers_as_pythons(entry: str) -> None:
     arrow = pytest.importorskip("pyarrow")
     entries = ["1.5", entry, "0.30000000000000004"]
     typed = Typed(arrow.chunked_array([entries], arrow.large_string()))
-    written = Written(np.array(entries, dtype=object))
+    written = TextColumn(np.array(entries, dtype=object))
     for one, other in zip(typed.numbers(), written.numbers(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert typed.words().tolist() == entries

@@ -9,7 +9,7 @@ import pytest
 from raglane.data import Columns
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide, guess_task
 from raglane.data.typed import dates
-from raglane.data.typed.column import Typed, Written, written
+from raglane.data.typed.column import TextColumn, Typed, written
 
 DAYS = ("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-04")
 
@@ -156,7 +156,7 @@ def test_days_and_months_that_may_be_either_are_ambiguous() -> None:
     found = dates.format_of(np.array(["01/02/2024", "03/04/2024"], dtype=object))
     assert found == dates.Ambiguous(("%d/%m/%Y", "%m/%d/%Y"), "01/02/2024")
     mixed = dates.format_of(np.array(["31/01/2024", "1/31/2024"], dtype=object))
-    assert mixed == dates.Mixed("31/01/2024", "1/31/2024")
+    assert mixed == dates.Contradiction("31/01/2024", "1/31/2024")
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_days_and_months_that_may_be_either_are_ambiguous() -> None:
 def test_a_typed_column_has_the_numbers_and_words_of_its_texts(values: list[Any]) -> None:
     pyarrow = pytest.importorskip("pyarrow")
     typed = Typed(pyarrow.chunked_array([values]))
-    texts = Written(typed.words())
+    texts = TextColumn(typed.words())
     for one, other in zip(typed.numbers(), texts.numbers(), strict=True):
         np.testing.assert_array_equal(one, other)
     rows = np.array([0, 0, 0])

@@ -122,7 +122,7 @@ def test_the_table_has_rows() -> None:
         "raglane.nn.init.xavier_uniform_",
         "raglane.packing.pad_sequence",
     } <= set(CALLABLES)
-    assert {"raglane.sklearn.RecurrentClassifier.fit", "raglane.serve.streams.Stream.pull"} <= set(
+    assert {"raglane.sklearn.RecurrentClassifier.fit", "raglane.streams.Stream.pull"} <= set(
         CALLABLES
     )
 

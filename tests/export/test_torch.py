@@ -24,7 +24,7 @@ from raglane.data.prepare.encoders import END, UNKNOWN, FeatureEncoder
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import ArgumentError, ArgumentTypeError, ExportError
 from raglane.export import aot
-from raglane.export.aot import _Loops
+from raglane.export.aot import _KernelLoops
 from raglane.export.signature import Signature, elements_of_padded, offsets_within
 from raglane.export.tracing import traced
 from raglane.export.verify import _difference, check_agrees
@@ -185,7 +185,7 @@ def test_a_layer_whose_states_are_asked_for_is_a_loop_beside_the_operator() -> N
             states: Any = self.layer.with_states(batch)[2]
             return cast(Tensor, states[0][0].map(self.norm).values)
 
-    model, loops = States().eval(), _Loops(has_kernels=True)
+    model, loops = States().eval(), _KernelLoops(has_kernels=True)
     traced(model, Signature.of(model, a_batch([3, 5]), "flat"), loops)
     assert (loops.layers, loops.loops) == (0, 1)
 

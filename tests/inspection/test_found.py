@@ -41,8 +41,8 @@ from raglane.runs.inspection.inspect import (
     recommended,
     train_line,
 )
-from raglane.runs.inspection.reading import Contents, Feature, contents_of, labels_of
-from raglane.runs.sources import Source
+from raglane.runs.inspection.reading import ChannelFacts, Contents, contents_of, labels_of
+from raglane.runs.sources import SequenceSource
 from raglane.training.model import ModelConfig
 from raglane.training.settings import Settings
 
@@ -53,7 +53,7 @@ def _inspect(contents: Contents, ranks: int = 1, **settings: Any) -> Inspection:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
         more: dict[str, Any] = {
-            "source": Source(None, None),
+            "source": SequenceSource(None, None),
             "fresh": False,
             "progress": Progress(),
         }
@@ -63,7 +63,7 @@ def _inspect(contents: Contents, ranks: int = 1, **settings: Any) -> Inspection:
 def _contents(count: int = 600) -> Contents:
     lengths = np.random.default_rng(3).integers(0, 40, count)
     labels = labels_of("sequence", {"x": 3, _ODD: 2})
-    features = Feature("a", 0), Feature(_ODD, 7)
+    features = ChannelFacts("a", 0), ChannelFacts(_ODD, 7)
     return Contents(
         _ODD, Path("my data.csv"), lengths, "features", features, labels=labels, notes=(_ODD,)
     )
@@ -179,12 +179,14 @@ def test_the_command_has_what_differs_from_the_defaults() -> None:
         "--bidirectional",
     ]
     assert words_of(settings) == words
-    source = Source(None, "csv", Columns(label="my label", features=("a", "b"), tokens=False))
+    source = SequenceSource(
+        None, "csv", Columns(label="my label", features=("a", "b"), tokens=False)
+    )
     line = train_line(Path("-odd name.csv"), "features", source, Settings())
     columns = "--label-column 'my label' --feature-column a --feature-column b --tokens no"
     assert line == f"raglane train './-odd name.csv' --batch-size 32 {columns} --format csv"
-    default = train_line(None, "features", Source(None, None), Settings(batch_size=8))
-    lengths = train_line(Path("a.txt"), "lengths", Source(None, None), Settings())
+    default = train_line(None, "features", SequenceSource(None, None), Settings(batch_size=8))
+    lengths = train_line(Path("a.txt"), "lengths", SequenceSource(None, None), Settings())
     assert (default, lengths) == (
         "raglane demo --batch-size 8",
         "raglane train DATA --batch-size 32",
@@ -309,7 +311,7 @@ CONTENTS = Contents(
     Path("data.csv"),
     np.random.default_rng(5).permutation(LENGTHS),
     "features",
-    (Feature("a", 0), Feature("b", 505)),
+    (ChannelFacts("a", 0), ChannelFacts("b", 505)),
     labels=labels_of("sequence", {"x": 300, "y": 200}),
 )
 

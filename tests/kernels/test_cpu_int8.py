@@ -51,9 +51,8 @@ def parts(network: Network) -> tuple[Layer, Tensor, Tensors]:
 def run(network: Network) -> LayerResult:
     layer, offsets, tensors = parts(network)
     packed = layer.packed(tensors[1 + len(network.state) :], dtype=torch.int8)
-    admitted = layer.admit(offsets, tensors)
     return layer.forward(
-        admitted, need_output=True, save=False, need_c=len(layer.sizes) > 1, packed=packed
+        offsets, tensors, need_output=True, save=False, need_c=len(layer.sizes) > 1, packed=packed
     )
 
 
@@ -202,19 +201,16 @@ def test_refusals() -> None:
     with pytest.raises(
         ArgumentError, match="dtype must be that of a real if gradients are needed, got int8"
     ):
-        layer.forward(
-            layer.admit(offsets, tensors), need_output=True, save=True, need_c=False, packed=packed
-        )
+        layer.forward(offsets, tensors, need_output=True, save=True, need_c=False, packed=packed)
     wide = tuple(part if part is None else part.double() for part in tensors)
     of_double = layer_of("lstm", offsets, wide, 5, layer.sizes, 1)
     with pytest.raises(ArgumentError, match="with int8 weights"):
         of_double.packed(wide[3:], dtype=torch.int8)
-    admitted = of_double.admit(offsets, wide)
     with pytest.raises(ArgumentError, match="with int8 weights"):
-        of_double.forward(admitted, need_output=True, save=False, need_c=False, packed=packed)
-    admitted, unsigned = layer.admit(offsets, tensors), packed.view(torch.uint8)
+        of_double.forward(offsets, wide, need_output=True, save=False, need_c=False, packed=packed)
+    unsigned = packed.view(torch.uint8)
     with pytest.raises(ArgumentError, match="packed must be the weights of this layer"):
-        layer.forward(admitted, need_output=True, save=False, need_c=False, packed=unsigned)
+        layer.forward(offsets, tensors, need_output=True, save=False, need_c=False, packed=unsigned)
     other, _, theirs = parts(make("indrnn_tanh", [2]))
     with pytest.raises(ArgumentError, match="for an element-wise cell, got int8"):
         other.packed(theirs[2:], dtype=torch.int8)

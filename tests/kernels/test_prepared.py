@@ -137,7 +137,7 @@ def test_pieces_have_the_bits_of_a_layer(
     plain = layer_of(cell, offsets, tensors, len(network.weights[0]), layer.sizes, 1)
     packed = plain.packed(tensors[1:], dtype=torch.int8) if dtype is torch.int8 else None
     wanted = plain.forward(
-        plain.admit(offsets, tensors), need_output=True, save=False, need_c=False, packed=packed
+        offsets, tensors, need_output=True, save=False, need_c=False, packed=packed
     )
     assert wanted.output is not None
     slots = torch.randperm(SLOTS)[: len(LENGTHS)]

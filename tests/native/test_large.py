@@ -20,6 +20,7 @@ from cpu_networks import (
     ELEMENTWISE_CELLS,
     LIBRARY,
     MATRIX_CELLS,
+    POISON,
     TOLERANCE,
     assert_close,
     truth,
@@ -133,6 +134,25 @@ def test_without_memory_torch_says_so() -> None:
     assert library.empty(LIKE, LEAST).numel() == LEAST
 
 
+@pytest.mark.skipif(
+    library.operators() is None, reason="raglane was installed without torch's operators"
+)
+def test_what_the_operators_save_is_in_blocks() -> None:
+    """Gates and ``c`` begin at pages, and the output, which the caller may keep, is torch's."""
+    layer = rl.nn.LSTM(8, 64)
+    count = LEAST // 64
+
+    def saved() -> list[int]:
+        out = layer(rl.Ragged([torch.randn(count, 8)]))[0].values
+        node: Any = out.grad_fn
+        return [part.data_ptr() % mmap.PAGESIZE for part in node.saved_tensors[1:4]]
+
+    output, gates, c_states = saved()
+    assert (output > 0, gates, c_states) == (True, 0, 0)
+    with library.from_torch():
+        assert all(saved())
+
+
 class _Torn:
     """The kernels' library with blocks that are full of NaN."""
 
@@ -148,11 +168,18 @@ class _Torn:
         return address
 
 
+@pytest.mark.parametrize("way", ["operators", "ctypes"])
 @pytest.mark.parametrize("cell", [*MATRIX_CELLS, *ELEMENTWISE_CELLS])
-def test_layers_agree_with_the_reference_on_memory_that_was_used_before(cell: str) -> None:
+def test_layers_agree_with_the_reference_on_memory_that_was_used_before(
+    cell: str, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "ctypes":
+        monkeypatch.setattr(library, "operators", lambda: None)
+    elif library.operators() is None:
+        pytest.skip("raglane was installed without torch's operators")
     network, wanted = truth(cell, "mixed", (5, 17, 0), 2, False)
     torn: Any = _Torn(LIBRARY.handle)
-    with chosen_library(replace(LIBRARY, least_block=1, handle=torn)):
+    with chosen_library(replace(LIBRARY, least_block=1, handle=torn, flags=POISON)):
         for dtype in (torch.float64, torch.float32, torch.bfloat16):
             own = network.map(lambda part, dtype=dtype: part.to(dtype))  # type: ignore[misc]
             assert_close(with_gradients(own, BACKEND), wanted, TOLERANCE[dtype])

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError
-from raglane.nn.recurrent import accelerate
+from raglane.nn.porting import accelerate
 from raglane.nn.recurrent.layer import RecurrentLayer
 
 SEQUENCES = [torch.randn(3, 4, device="cpu"), torch.randn(2, 4, device="cpu")]

@@ -205,13 +205,13 @@ def test_packed_weights_of_another_layer_are_refused() -> None:
     packed = mine.packed(tensors[1:])
     for name, options in (("lstm", {"units": 5}), ("lstm", {"bidirectional": True}), ("gru", {})):
         other, others = of(name, **options)
-        admitted = other.admit(a_batch().offsets, others)
+        batch = a_batch().offsets
         with pytest.raises(ArgumentError, match="packed must be the weights of this layer"):
-            other.forward(admitted, need_output=True, save=False, need_c=False, packed=packed)
+            other.forward(batch, others, need_output=True, save=False, need_c=False, packed=packed)
     moved = torch.empty(packed.numel() + 64, dtype=torch.uint8)[8:][: packed.numel()].copy_(packed)
-    admitted = mine.admit(a_batch().offsets, tensors)
+    batch = a_batch().offsets
     with pytest.raises(ArgumentError, match="64-byte aligned"):
-        mine.forward(admitted, need_output=True, save=False, need_c=False, packed=moved)
+        mine.forward(batch, tensors, need_output=True, save=False, need_c=False, packed=moved)
 
 
 def test_threads_share_packed_weights() -> None:

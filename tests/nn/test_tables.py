@@ -13,10 +13,9 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 import raglane as rl
 from cpu_networks import FOLD, POISON, PREPARE, Use
 from raglane.kernels.cpu import backend
-from raglane.kernels.cpu.layer import Layer
 from raglane.native import library
 from raglane.nn.recurrent import call
-from raglane.packing.rows import Layout, Table
+from raglane.packing.rows import Layout
 
 pytestmark = [
     pytest.mark.host,
@@ -218,15 +217,18 @@ def test_a_call_that_cpp_refuses(kind: str, step: str, monkeypatch: pytest.Monke
         out = leaf_of(layer(given, **options)[0])
         return torch.autograd.grad(out, [leaf_of(given), *layer.parameters()], torch.ones_like(out))
 
-    wanted, real = gradients(), getattr(Layer, f"try_{step}")
+    wanted = gradients()
+    operators = library.operators()
+    assert operators is not None
+    real, refused = getattr(operators, step), list[bool]()
 
-    def refuse(*arguments: Any, **keywords: Any) -> Any:
-        is_table = any(type(part) is Table for part in arguments) or keywords.get("in_layout")
+    def refuse(*arguments: Any) -> Any:
+        is_table = bool(arguments[-1 if step == "forward" else -2])
         refused.append(is_table)
-        return None if is_table else real(*arguments, **keywords)
+        return ([], library.BAD_ARGUMENT, "a table") if is_table else real(*arguments)
 
-    refused: list[Any] = []
-    monkeypatch.setattr(Layer, f"try_{step}", refuse)
+    changed = operators._replace(**{step: refuse})
+    monkeypatch.setattr(library, "operators", lambda: changed)
     assert all(one.equal(other) for one, other in zip(gradients(), wanted, strict=True))
     assert refused[0]
 
@@ -283,9 +285,11 @@ def test_wrong_rows_are_refused(change: str) -> None:
     operators = library.operators()
     assert operators is not None
     head = kernel._head(torch.float32)[1]
-    assert (
-        operators.forward(head, sizes, table, weights, None, True, True, False, order, layout) == []
+    results, status, _ = operators.forward(
+        head, sizes, table, weights, None, True, True, False, order, layout
     )
+    assert not results
+    assert status == library.BAD_ARGUMENT
 
 
 def test_random_places_are_refused_or_inside() -> None:
@@ -294,9 +298,8 @@ def test_random_places_are_refused_or_inside() -> None:
     operators = library.operators()
     assert operators is not None
     head = kernel._head(torch.float32)[1]
-    *_, gates, c_states, values, output, places = operators.forward(
-        head, SIZES, TABLE, weights, None, True, True, False, None, 2
-    )
+    results, *_ = operators.forward(head, SIZES, TABLE, weights, None, True, True, False, None, 2)
+    *_, gates, c_states, values, output, places = results
     layout = Layout.of_saved_plan(places)
     assert (layout.shape, layout.batch_dim, layout.count, layout.steps) == ((6, 5), 1, 5, 6)
     draw, refused = random.Random(3), 0
@@ -306,9 +309,9 @@ def test_random_places_are_refused_or_inside() -> None:
         changed[draw.randrange(len(places))] = number
         changed = changed[: draw.choice([len(places), draw.randrange(len(places))])]
         saved = output, gates, c_states, torch.ones(6, 5, 4), None, None, None
-        found = operators.backward(
-            head, changed, values, weights, saved, [True] * (1 + len(weights)), False, False, True
-        )
+        needed = [True] * (1 + len(weights))
+        options = (False, False, True, False)
+        found, *_ = operators.backward(head, changed, values, weights, saved, needed, *options)
         refused += not found
         lengths = changed[2:].diff()
         assert not found or (

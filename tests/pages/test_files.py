@@ -19,8 +19,8 @@ from raglane.cli import main
 from raglane.data.store.conversion import Progress
 from raglane.runs.inspection.inspect import inspect
 from raglane.runs.inspection.page import as_page
-from raglane.runs.inspection.reading import Contents, Feature, labels_of
-from raglane.runs.sources import Source
+from raglane.runs.inspection.reading import ChannelFacts, Contents, labels_of
+from raglane.runs.sources import SequenceSource
 from raglane.training.settings import Settings
 
 pytestmark = pytest.mark.pages
@@ -33,7 +33,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Pages of data of several kinds, by names."""
     folder = tmp_path_factory.mktemp("pages")
     random = np.random.default_rng(3)
-    features = tuple(Feature(name, number) for number, name in enumerate(("a", "b", ODD)))
+    features = tuple(ChannelFacts(name, number) for number, name in enumerate(("a", "b", ODD)))
     labels = labels_of("sequence", {"x": 300, "y": 5, ODD: 1})
     many = Contents(
         ODD, None, random.integers(1, 40, 2000), "features", features, labels=labels, notes=(ODD,)
@@ -50,7 +50,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         patch.setattr("raglane.runs.inspection.inspect.plan", make_plan)
         for name, contents in kinds.items():
             details = {
-                "source": Source(None, None),
+                "source": SequenceSource(None, None),
                 "ranks": 4,
                 "fresh": False,
                 "progress": Progress(),

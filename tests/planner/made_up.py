@@ -13,11 +13,11 @@ import torch
 from raglane.kernels.dispatch import override
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import calibration, probe
-from raglane.planner.model import Floats, Profile, Way, features
-from raglane.planner.rows import Row
+from raglane.planner.model import Floats, LayerWay, Profile, features
+from raglane.planner.predicted import Row
 from raglane.ragged import Ragged
 
-Costs = Callable[[Way, str], Floats]
+Costs = Callable[[LayerWay, str], Floats]
 _TIMES = 1e-3, 1e-4, (1e-3, 1e-3), (1e-4, 1e-4), 1e-4, 1e-4, 1e-4
 ROW = Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, *_TIMES, 5000, 1.0, False)
 
@@ -25,7 +25,7 @@ ROW = Row("cpu", "lanes", 8, None, False, "float32", 1, 10, 1000, 0, *_TIMES, 50
 class Measured(NamedTuple):
     """A simulated call: its way, mode and batch."""
 
-    way: Way
+    way: LayerWay
     mode: str
     lengths: torch.Tensor
 
@@ -33,7 +33,7 @@ class Measured(NamedTuple):
         pass
 
 
-def costs(way: Way, mode: str) -> Floats:
+def costs(way: LayerWay, mode: str) -> Floats:
     """Seconds per feature: the cpu kernels cost a tenth of torch's, a second thread saves a
     third.
     """
@@ -50,7 +50,7 @@ def held(profile: Profile) -> int:
     return 1000 + 2000 * profile.computed + 8 * profile.count
 
 
-def seen(way: Way, lengths: torch.Tensor) -> Floats:
+def seen(way: LayerWay, lengths: torch.Tensor) -> Floats:
     profile = Profile.of(way, lengths)
     return features(way, profile, held(profile))
 
@@ -67,7 +67,7 @@ def make_up(monkeypatch: pytest.MonkeyPatch, costs: Costs = costs) -> list[Measu
         schedule, backend = override()
         dtype = str(batch.values.dtype).removeprefix("torch.")
         return Measured(
-            Way(backend, schedule, dtype, torch.get_num_threads()), mode, batch.lengths_cpu
+            LayerWay(backend, schedule, dtype, torch.get_num_threads()), mode, batch.lengths_cpu
         )
 
     def time_in_turns(

@@ -11,9 +11,10 @@ import torch
 
 import raglane as rl
 from planner.made_up import ROW, Measured, make_up, seen
-from raglane.planner import Plan, advice, probe, words
-from raglane.planner.model import Floats, Way
-from raglane.planner.rows import Ratio
+from raglane._utils.words import bytes_in_words, seconds_in_words
+from raglane.planner import Plan, advice, probe, texts
+from raglane.planner.model import Floats, LayerWay
+from raglane.planner.predicted import Ratio
 
 LENGTHS = [3, 5, 8, 2, 13, 1, 0, 9] * 33
 # For tests of how often is measured, and not of what.
@@ -91,8 +92,8 @@ def test_predictions_far_beyond_all_measurements_are_marked(machine: list[Measur
     assert all(
         row.is_rough for row in found.rows if (row.backend, row.schedule) == ("torch", "packed")
     )
-    assert words.ROUGH in str(found)
-    packed = next(words.fields(row) for row in found.rows if row.is_rough)
+    assert texts.ROUGH in str(found)
+    packed = next(texts.fields(row) for row in found.rows if row.is_rough)
     assert [text.startswith("~") for text in packed] == [False] * 2 + [True] * 3 + [False] * 6
 
 
@@ -102,7 +103,7 @@ def test_a_sample_stands_for_all(machine: list[Measured]) -> None:
     row = next(
         row
         for row in _plan(lengths, batch_sizes=[8]).rows
-        if row.way == Way("cpu", "lanes", "float32", 1)
+        if row.way == LayerWay("cpu", "lanes", "float32", 1)
     )
     assert row.elements == pytest.approx(400_000, rel=0.01)
     assert row.batches == pytest.approx(12_500, rel=0.3)
@@ -117,7 +118,7 @@ def test_a_sample_stands_for_all(machine: list[Measured]) -> None:
 
 @pytest.mark.usefixtures("measured")
 def test_the_simpler_of_equally_fast_settings_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
-    def flat(way: Way, mode: str) -> Floats:
+    def flat(way: LayerWay, mode: str) -> Floats:
         """The time depends only on the number of elements."""
         found = seen(way, torch.tensor([2, 1])) * 0
         places = [5, 14] if (way.backend, way.schedule) == ("torch", "packed") else 5
@@ -245,7 +246,7 @@ def test_why_compares_with_the_fastest_of_torch_in_the_table(
     ]
     rows.append(replace(near, train_seconds=3.5))
     for best in (found.best, found.best_by_elements):
-        why = words.why(replace(best, train_seconds=1), rows, 1)
+        why = texts.why(replace(best, train_seconds=1), rows, 1)
         order, other = (
             "bucketed" if near.bucketed else "random",
             ", bfloat16" * (dtype == "bfloat16"),
@@ -254,7 +255,7 @@ def test_why_compares_with_the_fastest_of_torch_in_the_table(
             f", 3.5 times as fast as the fastest of torch ({near.schedule}, {order}, {near.limit}{other})"
             in why
         )
-    assert {(row.batch_size, row.way) for row in words.shown(found.rows, found.best)} >= {
+    assert {(row.batch_size, row.way) for row in texts.shown(found.rows, found.best)} >= {
         (8, best.way),
         (32, best.way),
     }
@@ -263,7 +264,7 @@ def test_why_compares_with_the_fastest_of_torch_in_the_table(
         f"{rival / found.best.train_seconds:.1f} times as fast as the fastest of torch" in found.why
     )
     assert rival == min(
-        row.train_seconds for row in words.shown(found.rows, found.best) if row.backend == "torch"
+        row.train_seconds for row in texts.shown(found.rows, found.best) if row.backend == "torch"
     )
 
 
@@ -373,10 +374,10 @@ def test_a_row_in_words() -> None:
         row, train_range=(1.41, 1.52), infer_range=(0.2469, 0.25), step_p90=2e-2, peak_bytes=5 << 20
     )
     told = ("1.4 to 1.6 s", "240 to 250 ms", "20.0 ms", "8 sequences, bucketed", "5.0 MB")
-    assert words.fields(row) == ("torch", "padded", *told, "float32", "2", "1,000", "25%")
-    assert words.fields(replace(row, elements=0, waste=0))[-1] == "0%"
-    times = [words.seconds_in_words(seconds) for seconds in (7200.0, 90.0, 1.234, 9.99e-3)]
-    sizes = [words.bytes_in_words(count) for count in (3 << 29, 10)]
+    assert texts.fields(row) == ("torch", "padded", *told, "float32", "2", "1,000", "25%")
+    assert texts.fields(replace(row, elements=0, waste=0))[-1] == "0%"
+    times = [seconds_in_words(seconds) for seconds in (7200.0, 90.0, 1.234, 9.99e-3)]
+    sizes = [bytes_in_words(count) for count in (3 << 29, 10)]
     assert (times, sizes) == (["2.0 h", "1.5 min", "1.23 s", "9.99 ms"], ["1.5 GB", "1 KB"])
 
 
@@ -392,7 +393,7 @@ def test_a_row_in_words() -> None:
     ],
 )
 def test_an_interval_is_rounded_outwards(ends: tuple[float, float], told: str) -> None:
-    assert words.range_in_words(ends) == told
+    assert texts.range_in_words(ends) == told
 
 
 def test_why_looks_at_larger_batches_of_the_same_way(machine: list[Measured]) -> None:
@@ -406,10 +407,10 @@ def test_why_looks_at_larger_batches_of_the_same_way(machine: list[Measured]) ->
         replace(row, backend="reference"),
     ]
     others += [replace(row, batch_size=None, batch_elements=80, train_seconds=1.05)]
-    why = words.why(row, [row, *larger, *others, replace(row, bucketed=True, train_seconds=2.0)], 1)
+    why = texts.why(row, [row, *larger, *others, replace(row, bucketed=True, train_seconds=2.0)], 1)
     told = "An epoch of training takes 0.91 to 1.1 s, bucketing would take 2.00 of that, larger batches 1.25."
     assert why == told
     spread = replace(row, rank_spread=1.5, train_seconds=7)
-    assert words.why(spread, [spread], 3).endswith(
+    assert texts.why(spread, [spread], 3).endswith(
         "the slowest of 3 processes takes 1.50 times the mean."
     )

@@ -18,12 +18,12 @@ from own_cells import Leaky
 from planner.made_up import costs, held, ignore_progress, make_up, seen
 from raglane.errors import DataError
 from raglane.kernels.dispatch import override
-from raglane.planner import calibration, probe, rows
+from raglane.planner import calibration, predicted, probe
 from raglane.planner.calibration import Calibration, calibrate
-from raglane.planner.model import Profile, Way, at, ways_of
+from raglane.planner.model import LayerWay, Profile, at, ways_of
 from raglane.planner.probe import MODES, PROBES, draw, lengths_of_file, peak_bytes
 
-FAST, SLOW = Way("torch", "padded", "float32", 1), Way("reference", "each", "float32", 1)
+FAST, SLOW = LayerWay("torch", "padded", "float32", 1), LayerWay("reference", "each", "float32", 1)
 
 
 def test_predictions_are_what_the_machine_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +104,7 @@ def test_an_interval_contains_nine_of_ten_calls_of_a_noisy_machine(
                     torch.tensor, ([40, 3, 8] * 9, [7] * 30, [90, 80, *range(1, 30)], [30] * 200)
                 ):
                     features = seen(FAST, lengths)
-                    low, high = rows._range(found.spread[FAST, "train"] @ features)
+                    low, high = predicted._range(found.spread[FAST, "train"] @ features)
                     taken = features @ costs(FAST, "train") * rng.lognormal(0, noise, 50)
                     inside.append(np.mean((low <= taken) & (taken <= high)))
                     widths.append(high / low)
@@ -168,7 +168,11 @@ def test_slow_measurements_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_candidates_are_measured_on_longer_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    near, idle, far = (Way("cpu", "lanes", "float32", 2), Way("cpu", "lanes", "float32", 1), FAST)
+    near, idle, far = (
+        LayerWay("cpu", "lanes", "float32", 2),
+        LayerWay("cpu", "lanes", "float32", 1),
+        FAST,
+    )
     # With one thread fewer, a backend that can win is measured longer; an equally slow backend is
     # not.
     speed = {near: 1.0, idle: 3.0, far: 3.0, SLOW: 0.1}
@@ -319,7 +323,7 @@ def test_a_file_that_is_no_list_of_lengths_is_refused(
         lengths_of_file(path)
 
 
-WAYS = [Way("cpu", "lanes", "float32", 2), Way("torch", "packed", "float32", 1)]
+WAYS = [LayerWay("cpu", "lanes", "float32", 2), LayerWay("torch", "packed", "float32", 1)]
 FOUND = Calibration(
     {(way, mode): np.array([0.1, 2.5e-7, float(len(mode))]) for way in WAYS for mode in MODES},
     {(way, mode): np.arange(6.0).reshape(2, 3) / len(mode) for way in WAYS for mode in MODES},
@@ -337,7 +341,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_saved_values_come_back(folder: Path) -> None:
     assert calibration.load("key", WAYS) is None
     calibration.save("key", FOUND)
-    assert calibration.load("key", [*WAYS, Way("cpu", "lanes", "float32", 4)]) is None
+    assert calibration.load("key", [*WAYS, LayerWay("cpu", "lanes", "float32", 4)]) is None
     np.testing.assert_equal(calibration.load("key", WAYS), FOUND)
     assert [file.name for file in folder.iterdir()] == ["key.json"]
 

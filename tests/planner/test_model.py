@@ -18,11 +18,11 @@ from planner.made_up import ROW, costs, seen
 from raglane.data import BatchLimit, BatchSampler, EpochOrder
 from raglane.kernels.cpu.matrix import lanes_of
 from raglane.kernels.dispatch import BACKENDS, override
-from raglane.planner import rows
+from raglane.planner import predicted
 from raglane.planner.calibration import Calibration
 from raglane.planner.model import (
+    LayerWay,
     Profile,
-    Way,
     as_layer,
     at,
     cast,
@@ -31,12 +31,15 @@ from raglane.planner.model import (
     thread_counts,
     ways_of,
 )
+from raglane.planner.predicted import EpochSample, Row, epoch_of, largest_batch, row_of, thin_out
 from raglane.planner.probe import MODES, PROBES
-from raglane.planner.rows import Epoch, Row, epoch_of, largest_batch, row_of, thin_out
 from raglane.schedules import SCHEDULES
 
-PADDED, PACKED = Way("torch", "padded", "float32", 1), Way("torch", "packed", "float32", 1)
-LANES = Way("cpu", "lanes", "float32", 2)
+PADDED, PACKED = (
+    LayerWay("torch", "padded", "float32", 1),
+    LayerWay("torch", "packed", "float32", 1),
+)
+LANES = LayerWay("cpu", "lanes", "float32", 2)
 
 
 def test_features_of_a_padded_batch() -> None:
@@ -82,7 +85,7 @@ def test_features_of_a_padded_batch() -> None:
 @pytest.mark.parametrize("lengths", [[7, 0, 3, 3, 12, 1], [0, 0]], ids=str)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_profile_counts_what_the_schedule_computes(name: str, lengths: list[int]) -> None:
-    profile = Profile.of(Way("reference", name, "float64", 1), torch.tensor(lengths))
+    profile = Profile.of(LayerWay("reference", name, "float64", 1), torch.tensor(lengths))
     count = SCHEDULES[name].count(torch.tensor(lengths))
     assert (profile.length, profile.computed, profile.count) == (
         count.steps,
@@ -98,12 +101,14 @@ def test_lanes_are_those_that_the_work_needs() -> None:
     assert lanes_of(torch.tensor([0, 0]), 2) == 1
     for threads in (1, 2, 4):
         for backend in ("cpu", "program"):
-            profile = Profile.of(Way(backend, "lanes", "float32", threads), torch.full((1000,), 5))
+            profile = Profile.of(
+                LayerWay(backend, "lanes", "float32", threads), torch.full((1000,), 5)
+            )
             assert profile.rows.max() == 48 * threads
 
 
 @pytest.mark.parametrize("way", [PADDED, PACKED, LANES], ids=str)
-def test_fit_finds_the_costs_that_it_was_measured_with(way: Way) -> None:
+def test_fit_finds_the_costs_that_it_was_measured_with(way: LayerWay) -> None:
     probes = np.array([seen(way, torch.tensor(lengths)) for group in PROBES for lengths in group])
     seconds = probes @ costs(way, "train")
     found = fit(probes, seconds)
@@ -191,7 +196,7 @@ def test_a_way_ends_with_its_block() -> None:
     threads = torch.get_num_threads()
 
     def fail() -> None:
-        with at(Way("torch", "padded", "float32", threads + 1)):
+        with at(LayerWay("torch", "padded", "float32", threads + 1)):
             assert torch.get_num_threads() == threads + 1
             assert override() == ("padded", "torch")
             raise KeyError
@@ -203,20 +208,20 @@ def test_a_way_ends_with_its_block() -> None:
 
 
 IN_PADDED, IN_PACKED = (
-    Way("reference", "padded", "float32", 1),
-    Way("reference", "packed", "float32", 1),
+    LayerWay("reference", "padded", "float32", 1),
+    LayerWay("reference", "packed", "float32", 1),
 )
 # Batches of two sequences each: 4, 8, 20 and 40 elements padded, of which 3, 7, 16 and 24 exist.
 BATCHES = ([2, 1], [4, 3], [10, 6], [20, 4])
 
 
 def _row(
-    way: Way, weights: list[float], *, factor: float = 1.0, ranks: int = 1, layer: int = 0
+    way: LayerWay, weights: list[float], *, factor: float = 1.0, ranks: int = 1, layer: int = 0
 ) -> Row:
     lengths = [torch.tensor(batch) for batch in BATCHES]
     padded = round(sum(w * len(b) * max(b) for w, b in zip(weights, BATCHES, strict=True)))
     real = round(sum(w * sum(b) for w, b in zip(weights, BATCHES, strict=True)))
-    epoch = Epoch(tuple(lengths), np.array(weights), real, padded, round(sum(weights)))
+    epoch = EpochSample(tuple(lengths), np.array(weights), real, padded, round(sum(weights)))
     known = Calibration(
         {
             (way, mode): 1e-3 / (1 + place) * (np.arange(10) == 5)
@@ -245,7 +250,7 @@ def test_a_row_adds_up_its_batches() -> None:
 
 
 @pytest.mark.parametrize("way", [IN_PADDED, IN_PACKED], ids=str)
-def test_a_part_of_a_list_stands_for_all_of_it(way: Way) -> None:
+def test_a_part_of_a_list_stands_for_all_of_it(way: LayerWay) -> None:
     """What belongs to an epoch grows with the list, and what belongs to a step does not."""
     part, whole = _row(way, [5, 3, 1, 1]), _row(way, [5, 3, 1, 1], factor=2.5)
     for name in ("batches", "elements", "waste", "train_seconds", "infer_seconds"):
@@ -356,20 +361,22 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             (override(), torch.get_num_threads(), mode, batch.values.dtype)
         )
 
-    monkeypatch.setattr(rows, "make_batch", make_batch)
-    monkeypatch.setattr(rows, "step_of", step_of)
+    monkeypatch.setattr(predicted, "make_batch", make_batch)
+    monkeypatch.setattr(predicted, "step_of", step_of)
     monkeypatch.setattr(
-        rows, "time_in_turns", lambda calls, _: [call() or 9 - n for n, call in enumerate(calls)]
+        predicted,
+        "time_in_turns",
+        lambda calls, _: [call() or 9 - n for n, call in enumerate(calls)],
     )
-    monkeypatch.setattr(rows, "peak_bytes", lambda call, _: call() or 7)
+    monkeypatch.setattr(predicted, "peak_bytes", lambda call, _: call() or 7)
     return known
 
 
 def test_other_cells_are_built_like_the_layer(compared: dict[str, Any]) -> None:
     for layer in (rl.nn.GRU(3, 4, 2, bidirectional=True).eval(), rl.nn.GRU(3, 5).bfloat16()):
         compared["layers"].clear()
-        found = rows.compare_cells(layer, torch.tensor(MANY), replace(ROW, threads=2))
-        expected = [rows.Ratio(*[n / 9] * 3) for n in range(2, 9)]
+        found = predicted.compare_cells(layer, torch.tensor(MANY), replace(ROW, threads=2))
+        expected = [predicted.Ratio(*[n / 9] * 3) for n in range(2, 9)]
         assert (list(found.values()), [*found][-1]) == (expected, "LSTM")
         dtype = layer.weight_ih_l0.dtype
         assert set(compared["ran"][-8:]) <= {
@@ -390,21 +397,21 @@ def test_other_cells_are_built_like_the_layer(compared: dict[str, Any]) -> None:
     ) == (200, 1007)
     assert compared["ran"][-1] == (("padded", "torch"), 2, "train", torch.bfloat16)
     lengths = torch.arange(1, 49)
-    rows.compare_cells(rl.nn.GRU(3, 4), lengths, ROW)
+    predicted.compare_cells(rl.nn.GRU(3, 4), lengths, ROW)
     batches = epoch_of(lengths, ROW.limit, bucketed=False).batches
     below = [batch for batch in batches if batch.sum() < compared["lengths"].sum()]
     assert any(torch.equal(compared["lengths"], batch) for batch in batches)
     assert len(below) == len(batches) // 2 == 3
     # On a few thousand elements.
     for length, wanted in ((1000, [1000] * 4), (4096, [4096]), (10_000, [4096])):
-        rows.compare_cells(rl.nn.GRU(3, 4), torch.full((80,), length), ROW)
+        predicted.compare_cells(rl.nn.GRU(3, 4), torch.full((80,), length), ROW)
         assert compared["lengths"].tolist() == wanted
 
 
 RANDOM = torch.tensor(np.random.default_rng(0).integers(0, 40, 500))
 
 
-def _total(epoch: Epoch) -> float:
+def _total(epoch: EpochSample) -> float:
     """The elements of all batches that the evaluated ones represent."""
     return float(epoch.weights @ [int(batch.sum()) for batch in epoch.batches])
 
@@ -446,7 +453,7 @@ def test_the_longest_is_in_a_sample() -> None:
     # The batch with the most steps need not have the most elements.
     longest, real = np.full(500, 5), np.full(500, 20)
     longest[7], real[3] = 90, 40
-    assert {3, 7} <= set(rows._choose(longest, real, 0)[0].tolist())
+    assert {3, 7} <= set(predicted._choose(longest, real, 0)[0].tolist())
     part, factor = thin_out(torch.arange(200_000))
     assert part.shape == (1 << 16,)
     assert factor == 200_000 / (1 << 16)

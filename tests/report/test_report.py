@@ -14,7 +14,17 @@ from matplotlib import image
 
 from raglane._utils.table import Table, aligned, as_csv, as_markdown, as_text, escaped
 from raglane.report.figures import class_rows, confusion_png, confusion_table, curves
-from raglane.report.page import Block, Command, Heading, Matrix, Page, Part, Picture, Text, inline
+from raglane.report.page import (
+    Block,
+    CommandLines,
+    CountMatrix,
+    Heading,
+    InlinePicture,
+    Page,
+    Part,
+    Text,
+    inline,
+)
 
 
 def _size(png: bytes) -> Any:
@@ -185,10 +195,10 @@ def test_every_block_of_a_page_takes_a_text_as_text() -> None:
     blocks: list[Block] = [
         Heading(odd),
         Text(odd, is_note=True),
-        Command([f"raglane train {odd}", "two"]),
-        Matrix(odd, odd, ["a", odd], [[3, 1], [0, 2]]),
+        CommandLines([f"raglane train {odd}", "two"]),
+        CountMatrix(odd, odd, ["a", odd], [[3, 1], [0, 2]]),
         Table(odd, [odd, "share"], [[odd, "40%"], ["b", "60%"]], best=1, bars=1),
-        Picture("<svg></svg>", odd, odd),
+        InlinePicture("<svg></svg>", odd, odd),
     ]
     page = Page(
         "raglane inspect",
@@ -223,7 +233,7 @@ def test_a_picture_has_the_colours_and_names_of_its_page() -> None:
 
 def test_an_option_of_a_command_is_one_piece() -> None:
     line = "raglane train 'a  b.csv' --output FOLDER -o x"
-    part = Part("use", [Command([line, "  two"])], "use")
+    part = Part("use", [CommandLines([line, "  two"])], "use")
     html = Page("kind", "name", "sentence", (), [part], "footer", "1").html().decode()
     code = html.partition("<code>")[2].partition("</code>")[0]
     options = re.findall(r'<span class="option">([^<]*)</span>', code)

@@ -12,7 +12,7 @@ import raglane as rl
 from raglane.cli import main
 from raglane.data import Columns
 from raglane.errors import ArgumentError, ArgumentTypeError
-from raglane.runs.sources import Source
+from raglane.runs.sources import SequenceSource
 
 # Of the version that wrote the files.
 PREDICTED = [0.46759355, 0.49740472, 0.44843954, 0.49205408]
@@ -55,12 +55,12 @@ def test_its_options_are_a_config(run: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_columns_are_those_that_earlier_versions_stored() -> None:
     stored = {"features": ["a", "b"], "tokens": "no", "label": "y", "on_bad_row": "skip"}
-    source = Source(None, None).chosen(stored)
+    source = SequenceSource(None, None).chosen(stored)
     assert source.columns == Columns(features=("a", "b"), tokens=False, label="y")
     assert source.on_bad_row == "skip"
     again = json.loads(json.dumps(source.stored))
-    assert Source(None, None).chosen(again) == source
+    assert SequenceSource(None, None).chosen(again) == source
     assert not {"task", "need_labels"} & set(again)
     for wrong in ({"tokens": "maybe"}, {"features": [3]}, {"sizes": "a"}, {"on_bad_row": "drop"}):
         with pytest.raises((ArgumentError, ArgumentTypeError)):
-            Source(None, None).chosen(wrong)
+            SequenceSource(None, None).chosen(wrong)

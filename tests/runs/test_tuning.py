@@ -19,7 +19,7 @@ from processes import start
 from raglane.cli import main
 from raglane.errors import ArgumentError
 from raglane.runs import tuning
-from raglane.runs.card import Parts
+from raglane.runs.card import DataParts
 from raglane.runs.tuning import SEARCHED, Range, Search, default_space, read_space
 from raglane.tasks import TASKS
 from raglane.training.run import load_description
@@ -311,7 +311,14 @@ def test_a_study_goes_on_with_other_hardware(tmp_path: Path) -> None:
 def _search(folder: Path, study: Any, settings: Settings | None = None) -> Search:
     nothing: Any = None
     search = Search(
-        folder, settings or Settings(), {}, Parts(nothing, None, None), {}, {}, 1, lambda _: None
+        folder,
+        settings or Settings(),
+        {},
+        DataParts(nothing, None, None),
+        {},
+        {},
+        1,
+        lambda _: None,
     )
     search.study = study
     return search

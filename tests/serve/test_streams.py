@@ -29,7 +29,7 @@ import raglane as rl
 from raglane.errors import ArgumentError, ArgumentTypeError, ClosedError, ShapeError
 from raglane.serve import AsyncClient, Client, Engine
 from raglane.serve.app import create_app
-from raglane.serve.continued import State, Streams
+from raglane.serve.continued import Streams, StreamState
 from raglane.serve.wire import Socket
 from servers import served
 
@@ -273,7 +273,7 @@ def test_mistakes_of_clients(where: str) -> None:
         stream.push(np.full((1, 3), np.nan))
         with pytest.raises(ClosedError, match="NaN"):
             stream.pull()
-        wrong = client.open(State(b"abc", 3))
+        wrong = client.open(StreamState(b"abc", 3))
         wrong.push(np.zeros((1, 3)))
         with pytest.raises(ClosedError, match=r"bytes that Stream\.state"):
             wrong.pull()

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from raglane.planner import Plan, Row, words
-from raglane.planner.rows import Ratio
+from raglane.planner import Plan, Row, texts
+from raglane.planner.predicted import Ratio
 
 _SIZES = (8, 16, 32, 64, 128, 256, 512)
 # Backend, schedule, nanoseconds per element, and True if it computes padding.
@@ -56,7 +56,7 @@ def make_plan(
         "rows": tuple(rows),
         "best": best,
         "best_by_elements": best,
-        "why": words.why(best, rows, processes),
+        "why": texts.why(best, rows, processes),
         "others": others,
         "most_elements": 1_000_000,
         "most_bytes": None,

@@ -379,7 +379,11 @@ def in_a_graph(name: str) -> list[float]:
     torch.manual_seed(0)
     layer = layer_of(name, num_layers=2, bidirectional=True).float().eval()
     batch = rl.Ragged([torch.randn(length, D) for length in (2, 3)])
-    signature, loops, found = Signature.of(layer, batch, "flat"), aot._Loops(has_kernels=False), []
+    signature, loops, found = (
+        Signature.of(layer, batch, "flat"),
+        aot._KernelLoops(has_kernels=False),
+        [],
+    )
     loops.run_layer = lambda layer, _: loops.launch(layer)  # type: ignore[method-assign, assignment]
     on_a_gpu = mock.patch.object(Places, "chunks", None)  # whose lengths the host does not have
     with torch.no_grad(), on_a_gpu, mock.patch.object(torch.library, "wrap_triton", wrapped):

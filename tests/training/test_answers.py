@@ -14,12 +14,14 @@ import pytest
 import torch
 
 from made_datasets import changed, dataset
+from raglane.cli import console, main, models
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import offsets_of
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch
 from raglane.training.checkpoint import load_model
-from raglane.training.inference import evaluate, predict
+from raglane.training.inference import evaluate, predict, predict_in_parts
+from raglane.training.predictions import csv_in_parts, to_bytes
 from raglane.training.run import train
 from raglane.training.settings import ModelSettings
 from raglane.training.tasks import make_task
@@ -64,6 +66,44 @@ def test_predictions_are_those_of_the_model(tmp_path: Path, task: str, missing: 
             labels[chosen] if task == "classify" else [labels[place] for place in chosen]
         )
     assert table["id"] == list(range(25))
+
+
+@pytest.mark.parametrize("task", ["classify", "tag", "forecast"])
+def test_predictions_in_parts_are_those_of_the_whole(tmp_path: Path, task: str) -> None:
+    records = small_records(25)
+    hours = np.arange(len(records.values)).astype("datetime64[h]").astype("datetime64[ns]")
+    records = changed(records, times=hours, time_name="hour")
+    train(replace(QUICK, epochs=1, task=task), records, None, tmp_path)
+    saved = load_model(tmp_path)
+    horizon = 3 if task == "forecast" else 1
+    whole = predict(saved, records, horizon=horizon)
+    parts = list(predict_in_parts(saved, records, part_size=7, horizon=horizon))
+    assert [len(part) for part in parts] == [7, 7, 7, 4]
+    assert [row for part in parts for row in part] == list(whole)
+    content = b"".join(csv_in_parts(parts))
+    assert content == to_bytes(whole, ".csv")
+    assert (b"hour" in content) == (task != "classify")
+
+
+def test_a_reader_that_ends_early_ends_the_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As head does: the rows after the first part are not computed."""
+    train(replace(QUICK, epochs=1), small_records(25), None, tmp_path / "run")
+    data = tmp_path / "data.jsonl"
+    data.write_text('{"a": [1, 2], "b": [3, 4], "c": [5, 6]}\n' * 9)
+    monkeypatch.setattr(models, "_PART", 2)
+    computed: list[bytes] = []
+
+    def write(content: bytes) -> bool:
+        computed.append(content)
+        return False
+
+    monkeypatch.setattr(console, "write", write)
+    columns = ["--feature-column", "a,b,c"]
+    assert main(["predict", str(tmp_path / "run"), str(data), *columns, "-q"]) == 0
+    assert len(computed) == 1
+    assert computed[0].count(b"\n") == 3
 
 
 @pytest.mark.parametrize("task", ["classify", "tag"])

@@ -17,9 +17,9 @@ from made_datasets import changed, dataset
 from raglane.data import Columns, Dataset, Feature, Preprocessor, convert, read
 from raglane.data.records import offsets_of
 from raglane.errors import DataError
+from raglane.nn.embeddings import Mixed
 from raglane.ragged import Ragged
 from raglane.training.batches import RareTokens
-from raglane.training.embeddings import Mixed
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.settings import Settings
 

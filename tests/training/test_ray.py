@@ -18,7 +18,7 @@ import pytest
 import raglane as rl
 from raglane.cli import main
 from raglane.errors import DataError
-from raglane.runs import on_ray
+from raglane.runs import ray_predictions
 from raglane.runs.progress import LineWatcher
 from raglane.training.checkpoint import read_tensors
 
@@ -122,9 +122,12 @@ def test_predictions_are_the_same_for_any_workers_and_with_one_killed(
     assert (
         main(["train", str(data / "0.parquet"), "--output", str(tmp_path / "run"), *options]) == 0
     )
-    monkeypatch.setattr(on_ray, "_ROWS", 40)
+    monkeypatch.setattr(ray_predictions, "_ROWS", 40)
     run = rl.load(tmp_path / "run")
-    assert on_ray.predict_on_ray(run, str(data), tmp_path / "one", 1, probabilities=True) == 300
+    assert (
+        ray_predictions.predict_on_ray(run, str(data), tmp_path / "one", 1, probabilities=True)
+        == 300
+    )
     stop = threading.Event()
 
     def kill() -> None:
@@ -139,7 +142,7 @@ def test_predictions_are_the_same_for_any_workers_and_with_one_killed(
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        on_ray.predict_on_ray(run, str(data), tmp_path / "two", 2, probabilities=True)
+        ray_predictions.predict_on_ray(run, str(data), tmp_path / "two", 2, probabilities=True)
     finally:
         stop.set()
         killer.join()
@@ -169,6 +172,6 @@ def test_predictions_are_the_same_for_any_workers_and_with_one_killed(
     assert "a new folder" in capsys.readouterr().err
     pyarrow.parquet.write_table(pyarrow.table({"walk": [[1.0], None]}), data / "3.parquet")
     with pytest.raises(DataError, match=r"3.parquet, rows from 300: .*null"):
-        on_ray.predict_on_ray(run, str(data), tmp_path / "three", 2)
+        ray_predictions.predict_on_ray(run, str(data), tmp_path / "three", 2)
     assert not (tmp_path / "three").exists()
     assert not list(tmp_path.glob(".*"))

@@ -11,7 +11,7 @@ import pytest
 
 from raglane import __version__
 from raglane.errors import ArgumentError
-from raglane.training.ranks.on_ray import check_machines
+from raglane.training.ranks.ray_workers import check_machines
 
 
 class _Cluster:

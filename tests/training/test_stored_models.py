@@ -173,7 +173,7 @@ def test_a_file_that_does_not_fit_in_memory(
     work: Path, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = work / "run" / "best" / "config.json"
-    monkeypatch.setattr("raglane.training.stored.available_memory", lambda: 1000)
+    monkeypatch.setattr("raglane._utils.json.available_memory", lambda: 1000)
     piece = f"a file of {path.stat().st_size:,} bytes, which needs up to {32 * path.stat().st_size:,} bytes"
     _refused(
         work, "best/config.json", path.read_bytes(), capsys, piece, "where 1,000 are available"

@@ -20,7 +20,7 @@ from raglane.nn.encoder import LAYERS, CellName, EncoderOptions, PoolingName
 from raglane.nn.pooling import POOLINGS
 from raglane.nn.recurrent.stack import OPTIONS, BackendName, Schedule
 from raglane.runs.options import ColumnOptions, FitOptions
-from raglane.runs.sources import Source
+from raglane.runs.sources import SequenceSource
 from raglane.schedules import SCHEDULES
 from raglane.training.settings import Settings
 
@@ -49,7 +49,7 @@ def test_choices_are_the_names_of_the_tables() -> None:
 
 @pytest.mark.parametrize(
     ("kinds", "typed"),
-    [((Columns, Source), ColumnOptions), ((Columns, Source, Settings), FitOptions)],
+    [((Columns, SequenceSource), ColumnOptions), ((Columns, SequenceSource, Settings), FitOptions)],
 )
 def test_options_are_the_settings(kinds: tuple[Any, ...], typed: Any) -> None:
     described = {name: option for kind in kinds for name, option in options(kind).items()}

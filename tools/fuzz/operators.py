@@ -163,6 +163,7 @@ def _layers() -> Iterator[tuple[Any, bool]]:
     yield rl.nn.GRU(5, 4), True
     yield rl.nn.SRU(5, 4), True
     yield rl.nn.QRNN(5, 4), False
+    yield rl.nn.LSTM(5, 4, 2), True
 
 
 def _run_layers() -> None:
@@ -279,7 +280,7 @@ def calls() -> list[Call]:
 
         return call
 
-    in_cpp = ("forward", "backward", "run_program")
+    in_cpp = ("forward", "backward", "run_program", "stack")
     wrapped = [recorded(*pair) for pair in zip(in_cpp, operators, strict=True)]
 
     def recorded_step(name: str) -> Any:
@@ -308,9 +309,11 @@ def calls() -> list[Call]:
 def _outcome(call: Call, changes: dict[int, str], *, before: bool = False) -> list[Any] | None:
     """Return the results of a call; None if it was refused, or torch cannot make the changes."""
     try:
-        found = call.run(changes, before=before)
+        answer = call.run(changes, before=before)
     except Exception:  # whatever torch raises for tensors of such kinds
         return None
+    # Some operators also return a status and a reason.
+    found = [part for part in answer if isinstance(part, Tensor)]
     if any(part.is_meta for part in found):
         return None
     # Reading all results finds those in memory that is not theirs.

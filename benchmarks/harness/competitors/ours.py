@@ -12,7 +12,7 @@ from harness.batch import Batch
 from harness.competitors import pytorch
 from harness.competitors.base import Answer, Forward, Runner, torch_runner
 from raglane.kernels import dispatch
-from raglane.nn.recurrent.accelerate import accelerate
+from raglane.nn.porting.accelerate import accelerate
 from raglane.nn.recurrent.call import plan_of, prepare
 from raglane.nn.recurrent.elementwise_layers import QRNN, SRU, IndRNN, MinGRU, MinLSTM
 from raglane.nn.recurrent.explain import explain
@@ -124,7 +124,7 @@ def loop(batch: Batch, mode: str, threads: int) -> Runner:  # noqa: ARG001
     weights = [None if part is None else part.detach() for part in module._weights()[0]]
     tensors = (batch.values, *weights)
     layer = layer_of(cell.name, offsets, tensors, len(weights), sizes, 1)
-    ran = layer.forward(layer.admit(offsets, tensors), need_output=True, save=True, need_c=False)
+    ran = layer.forward(offsets, tensors, need_output=True, save=True, need_c=False)
     saved = Saved(*cast(Any, (ran.output, ran.gates, ran.c_states)))
     grads = OutputGrads(batch.gradient, None, (None,) * len(sizes))
 

@@ -1,9 +1,12 @@
 """Tools that need no sequences.
 
-checks.py checks arguments, and messages.py builds parts of the messages of errors. files.py writes
-files and folders atomically, lock.py locks folders, caches.py keeps small files in the user's cache
-folder. memory.py estimates required and available memory, and forks.py detects a fork.
+Users: checks.py checks arguments, and messages.py builds parts of the messages of errors, words.py
+times and sizes in words. table.py prints tables, options.py describes options, and drawing.py has
+the colours and figures of pictures.
 
-operators.py registers operators of torch, and tracing.py supports its transformations. table.py
-prints tables, and drawing.py has the colours and figures of pictures.
+The system: files.py writes files and folders atomically, json.py reads and writes JSON, lock.py
+locks folders, and caches.py keeps small files in the user's cache folder. memory.py estimates
+required and available memory, and forks.py detects a fork.
+
+Torch: operators.py registers operators, and tracing.py supports its transformations.
 """

@@ -2,8 +2,8 @@
 missing packages.
 
 app.py registers the commands and reports errors; options.py turns functions into commands, and
-console.py prints. The commands: train.py, data.py, models.py (of trained runs), compare.py and
-serve.py.
+console.py prints. The commands: train.py, data.py, models.py (of trained runs), compare.py,
+bench.py and serve.py.
 """
 
 from __future__ import annotations

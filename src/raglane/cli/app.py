@@ -15,7 +15,8 @@ import typer
 from typer.core import TyperGroup
 
 from raglane._utils.messages import message, nearest, quote, shorten
-from raglane.cli.compare import bench, compare
+from raglane.cli.bench import bench
+from raglane.cli.compare import compare
 from raglane.cli.console import log, log_error
 from raglane.cli.data import convert, inspect
 from raglane.cli.models import evaluate, export, predict, sample

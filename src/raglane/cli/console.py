@@ -20,9 +20,10 @@ def log(*lines: str) -> None:
         print(_encodable(line, sys.stdout.encoding), flush=True)
 
 
-def write(content: bytes) -> None:
-    """Print the content of a file: unchanged, or with escapes on a terminal; a reader may end
-    early, as head does.
+def write(content: bytes) -> bool:
+    """Print the content of a file: unchanged, or with escapes on a terminal.
+
+    Return False if the reader has ended early, as head does.
     """
     if (
         getattr(sys.stdout, "name", "") == os.devnull
@@ -32,7 +33,7 @@ def write(content: bytes) -> None:
         )
     if sys.stdout.isatty():
         log(*content.decode(errors="backslashreplace").splitlines())
-        return
+        return True
     try:
         # Data is UTF-8, whatever encoding the environment names for texts; a stream of texts has no
         # encoding.
@@ -42,6 +43,8 @@ def write(content: bytes) -> None:
     except BrokenPipeError:
         # Otherwise Python reports the pipe again when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return False
+    return True
 
 
 def is_stdout(path: Path | None) -> bool:
@@ -52,7 +55,7 @@ def is_stdout(path: Path | None) -> bool:
 def write_json(path: Path | None, content: Any) -> None:
     """Write JSON to the file of an option, or to standard output for ``-``; nothing for None."""
     from raglane._utils.files import check_writable, write_file
-    from raglane.training.stored import finite, to_json
+    from raglane._utils.json import finite, to_json
 
     if path is None:
         return

@@ -14,7 +14,7 @@ from raglane.cli import console, options
 from raglane.cli.models import log_skipped
 from raglane.cli.options import argument, option
 from raglane.errors import ArgumentError
-from raglane.runs.sources import Source, check_default
+from raglane.runs.sources import SequenceSource, check_default
 from raglane.training.settings import Settings
 
 # The options that the help pages list; --help-all lists all.
@@ -74,7 +74,7 @@ def convert(
         rule = "data to read, and a folder to write"
         fix = f"pass both: raglane convert {output} OUT"
         raise ArgumentError("IN... OUT", f"only {output}", rule, fix)
-    source = Source(None, format).chosen(columns)
+    source = SequenceSource(None, format).chosen(columns)
     request = source.asked(choices.get("task", "classify"))
     on_bad_row: Any = source.on_bad_row  # one of its choices
     with progress_bar(quiet) as progress:
@@ -167,7 +167,7 @@ def inspect(
     settings = Settings(**choices, **filled)
     check_whole("processes", processes, 1, "pass the number of processes")
     json_path = None if console.is_stdout(json) else json
-    source = Source(data, format).chosen(columns)
+    source = SequenceSource(data, format).chosen(columns)
     check_default(source, settings)
     _check_outputs(data, html=html, json=json_path)
     from raglane._utils.files import write_files

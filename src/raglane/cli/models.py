@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from raglane.training.results import Evaluation
 
 
+# Sequences whose predictions are printed before those of the next are computed.
+_PART = 2_048
 # The most classes of a confusion matrix that are printed; files have them all.
 _WIDEST_TABLE = 20
 # The most rows of a table that are printed.
@@ -162,9 +164,9 @@ def report(
     that of the run; return the content of evaluation.json.
     """
     from raglane._utils.files import write_files
+    from raglane._utils.json import to_json
     from raglane.training import inference
     from raglane.training.folder import EVALUATION
-    from raglane.training.stored import to_json
 
     evaluation = inference.evaluate(saved, records, device=device, **(more or {}))
     name = "test" if is_short else "evaluation"
@@ -306,7 +308,6 @@ def predict(
         "beam_size": beam_size,
         "n_best": n_best,
         "batch_size": batch_size,
-        "device": device,
     }
     if engine != "processes":
         if escape_formulas:
@@ -314,18 +315,23 @@ def predict(
             rule = "False, because a cluster writes Parquet"
             raise ArgumentError("escape_formulas", got, rule, "leave it out")
         named = {**columns, **({} if format is None else {"format": format})}
-        _on_ray(run, cell, output, data, named, engine, more, quiet)
+        _on_ray(run, cell, output, data, named, engine, more | {"device": device}, quiet)
         return
     from raglane.data.assemble.pieces import skipped_lines
     from raglane.runs.run import load
-    from raglane.training.inference import pick_device
-    from raglane.training.predictions import check_apart, check_output, to_bytes, write_predictions
+    from raglane.training import inference
+    from raglane.training.predictions import (
+        check_apart,
+        check_output,
+        csv_in_parts,
+        write_predictions,
+    )
 
     output = None if output == Path("-") else output
     if output is not None:
         check_output(output, escape_formulas=escape_formulas)
     # A wrong device is reported before data is read.
-    pick_device(device)
+    more["device"] = inference.pick_device(device)
     model = load(run, cell=cell)
     records = (
         model.test_part()
@@ -337,8 +343,10 @@ def predict(
         # Standard output has only the predictions.
         log = console.logger(quiet) if quiet else console.log_error
         _log_notes(records, model, log)
-        predictions = model.predict(records, **more)
-        console.write(to_bytes(predictions, ".csv", escape_formulas=escape_formulas))
+        parts = inference.predict_in_parts(model.saved, records, part_size=_PART, **more)
+        for content in csv_in_parts(parts, escape_formulas=escape_formulas):
+            if not console.write(content):
+                break
         if skips:
             log_skipped(len(records.skipped), None, log)
         return
@@ -350,7 +358,7 @@ def predict(
         others[list_of_skipped] = skipped_lines(records.skipped)
     log = console.logger(quiet)
     _log_notes(records, model, log)
-    predictions = model.predict(records, **more)
+    predictions = inference.predict(model.saved, records, **more)
     write_predictions(output, predictions, others, escape_formulas=escape_formulas, data=records)
     if skips:
         log_skipped(len(records.skipped), list_of_skipped, log)
@@ -382,7 +390,7 @@ def _on_ray(
         name = next(iter(named))
         rule = "unset for the engine ray, which reads the columns of the training data"
         raise ArgumentError(name, quote(named[name]), rule, "leave it out")
-    from raglane.runs.on_ray import predict_on_ray
+    from raglane.runs.ray_predictions import predict_on_ray
     from raglane.runs.run import load
 
     count = predict_on_ray(load(run, cell=cell), str(data), output, **more)

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 from raglane._utils.messages import quote
 from raglane._utils.options import flag_of, options
 from raglane.data.columns import Columns
-from raglane.runs.sources import Source
+from raglane.runs.sources import SequenceSource
 
 # Options whose values are names with commas between them, so that several are joined.
 _JOINED = ("--id-column", "--time-column", "--label-column", "--sizes", "--cells", "--modes")
@@ -29,7 +29,9 @@ class OnceCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments of the command line."""
-        columns = {flag_of(kind, name) for kind in (Columns, Source) for name in options(kind)}
+        columns = {
+            flag_of(kind, name) for kind in (Columns, SequenceSource) for name in options(kind)
+        }
         single = {
             parameter.opts[0]
             for parameter in self.params

@@ -20,14 +20,15 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 import typer
 
 from raglane._utils.files import read_file
+from raglane._utils.json import checked, rule_of
 from raglane._utils.messages import flags, nearest, quote
 from raglane._utils.options import DATA, MODEL, RUN, TRAINING, flag_of, options
 from raglane.data import columns
 from raglane.errors import ArgumentError
-from raglane.runs.sources import Source
+from raglane.runs.sources import SequenceSource
 from raglane.training.own_cell import name_cell, named_choice
 from raglane.training.settings import Settings
-from raglane.training.stored import checked, new_word, rule_of
+from raglane.training.stored import new_word
 
 Given = Mapping[str, Any]
 """The options of a dataclass that were passed, by name; without those at their defaults."""
@@ -213,7 +214,7 @@ def _flags_of(context: typer.Context) -> dict[str, str]:
     """Return the flags of this command and of training by the names of Python's arguments."""
     trained = {
         name: flag_of(kind, name)
-        for kind in (Settings, columns.Columns, Source)
+        for kind in (Settings, columns.Columns, SequenceSource)
         for name in options(kind)
     }
     special = {
@@ -268,9 +269,13 @@ def _parameter(kind: Any, name: str) -> inspect.Parameter:
     )
 
 
+# Evaluating the annotations of all fields takes milliseconds, and each command has dozens of them.
+_hints_of = functools.cache(get_type_hints)
+
+
 def _key(kind: Any, name: str) -> Key:
     """Return the key in a TOML file of a field of a dataclass, with the type of its text."""
-    hint = get_type_hints(kind)[name]
+    hint = _hints_of(kind)[name]
     return Key(flag_of(kind, name), _WRITTEN.get(hint, hint), options(kind)[name].also)
 
 
@@ -417,7 +422,7 @@ def argument(help: str, **details: Any) -> Any:
 
 
 Choices = Annotated[Given, Settings]
-Columns = Annotated[Given, columns.Columns, Source]
+Columns = Annotated[Given, columns.Columns, SequenceSource]
 Device = Annotated[str, _typer_option(Settings, "device")]
 
 _DATA = (

@@ -257,7 +257,7 @@ def _engine(spec: str, **settings: Any) -> Any:
     """Return an engine of the layer or module that a function returns."""
     from torch import nn
 
-    from raglane.serve.engine import Engine
+    from raglane.streams.engine import Engine
 
     module_name, _, function_name = spec.partition(":")
     # As for python -m, modules in the current folder can be imported.
@@ -360,7 +360,7 @@ def _run(app: FastAPI, listener: socket.socket, drain: float, started: Any) -> i
 
     from raglane.serve.app import settings
 
-    class Server(uvicorn.Server):
+    class DrainingServer(uvicorn.Server):
         code = 0
         draining: asyncio.Task[None] | None = None
 
@@ -396,6 +396,6 @@ def _run(app: FastAPI, listener: socket.socket, drain: float, started: Any) -> i
         timeout_graceful_shutdown=2,
         **settings(app),
     )
-    server = Server(config)
+    server = DrainingServer(config)
     server.run([listener])
     return server.code

@@ -16,7 +16,7 @@ from raglane.cli import console, options
 from raglane.cli.options import DEFAULT, FILE, option, read_toml
 from raglane.errors import ArgumentError
 from raglane.runs.configuration import as_toml, entries, key_of, other_entries
-from raglane.runs.sources import SavedSource, Source, Sources, check_default
+from raglane.runs.sources import SavedSource, SequenceSource, Sources, check_default
 from raglane.training.own_cell import label_of, named_choice
 from raglane.training.settings import PLANNED, Settings, left_to_plan, without_task
 
@@ -86,7 +86,7 @@ def train(
     """
     if not (resume or show_config):
         _need_data(data)
-    source = Source(data, format).chosen(columns)
+    source = SequenceSource(data, format).chosen(columns)
     is_first = _is_first()
     if resume and (show_config or dry_run):
         flag = "--show-config" if show_config else "--dry-run"
@@ -191,7 +191,7 @@ def _train(
 
 
 def _show_config(
-    source: Source, choices: options.Given, others: dict[str, Any], origins: options.Origins
+    source: SequenceSource, choices: options.Given, others: dict[str, Any], origins: options.Origins
 ) -> None:
     """Print the options of a training, with those that the data will decide."""
     data = others["data"]
@@ -205,7 +205,7 @@ def _show_config(
     _print_config(settings, source, others, origins, changes, default_out)
 
 
-def _sources(source: Source, *others: Path | None) -> Sources:
+def _sources(source: SequenceSource, *others: Path | None) -> Sources:
     """Return the sources of the training part and of the other files."""
     return Sources(
         source, *(None if path is None else replace(source, path=path) for path in others)
@@ -238,7 +238,7 @@ def settings_of(choices: options.Given, data: Path | None) -> Settings:
 
 def _print_config(
     settings: Settings,
-    source: Source,
+    source: SequenceSource,
     others: Mapping[str, Any],
     origins: options.Origins,
     changes: Mapping[str, Mapping[str, Any]],
@@ -374,7 +374,7 @@ def tune(
 
     raglane tune meters.csv --task forecast --cell lstm --config search.toml
     """
-    from raglane.runs.card import Parts
+    from raglane.runs.card import DataParts
     from raglane.runs.parts import read_parts
     from raglane.runs.training import guessed
     from raglane.runs.tuning import Search, as_table, default_space, read_space
@@ -384,7 +384,7 @@ def tune(
         _need_data(data)
     _check_search(trials, minutes, choices)
     settings = settings_of(choices, data)
-    source = Source(data, format).chosen(columns)
+    source = SequenceSource(data, format).chosen(columns)
     table = {} if config is None else read_toml(config).get("search", {})
     listed = read_space(table, f"[search] in {config}")
     if "cell" in listed:
@@ -437,7 +437,7 @@ def tune(
     folder = output or Path("runs") / f"tune-{source.name}-{settings.task}"
     saved_source = asdict(SavedSource.of(*sources))
     seconds = None if minutes is None else 60 * minutes
-    parts_of_data = Parts(training, held_out, tested, saved_source["path"])
+    parts_of_data = DataParts(training, held_out, tested, saved_source["path"])
     columns = sources.training.found_in(training)
     _search(
         Search(folder, settings, space, parts_of_data, saved_source, columns, trials, log, seconds)

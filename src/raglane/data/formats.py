@@ -157,7 +157,7 @@ _NOTE = 400
 
 
 @dataclass(frozen=True, eq=False)
-class File:
+class ParsedFile:
     """A file that is parsed once, for any task."""
 
     format: Format
@@ -175,10 +175,10 @@ class File:
         return guess(self.opened, columns, tasks)
 
 
-def open_file(path: Path, columns: Columns, format: str | None = None) -> File:
+def open_file(path: Path, columns: Columns, format: str | None = None) -> ParsedFile:
     """Parse a file or a folder."""
     chosen = pick(path, format)
-    return File(chosen, chosen.open(path, columns))
+    return ParsedFile(chosen, chosen.open(path, columns))
 
 
 def read(

@@ -16,9 +16,9 @@ from raglane._utils.checks import check_kind
 from raglane._utils.files import as_path
 from raglane._utils.messages import quote
 from raglane.data import formats
+from raglane.data.assemble.in_memory import InMemory, listed, noted
 from raglane.data.columns import Columns
 from raglane.data.dataset import Dataset
-from raglane.data.memory import InMemory, listed, noted
 from raglane.errors import ArgumentError, ArgumentTypeError, MissingExtraError
 
 

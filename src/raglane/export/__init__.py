@@ -2,7 +2,7 @@
 
 - ``signature``: the inputs and outputs of an exported model, as tensors
 - ``tracing``: a model as a graph of torch, and the module in which tracing failed
-- ``to_onnx``, ``operators``: the graph as an ONNX file; layers as operators of ONNX
+- ``to_onnx``, ``onnx_loops``: the graph as an ONNX file; layers as operators of ONNX
 - ``aot``: the graph as a package of AOTInductor, with the kernels as an operator
 - ``verify``: the comparison of an exported model with the model
 """

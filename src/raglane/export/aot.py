@@ -111,7 +111,7 @@ def aot_inductor(
         load_operators(Path(operators))
     signature = Signature.of(model, example, layout)
     check_dtype(model)
-    loops = _Loops(has_kernels=operators is not None)
+    loops = _KernelLoops(has_kernels=operators is not None)
     with evaluating(model), quiet(), tempfile.TemporaryDirectory() as folder:
         _prepare(model)
         with ModuleTracker(model):
@@ -158,7 +158,7 @@ def _compile(program: Any, target: Path) -> None:
         raise ExportError("model", got, rule, fix) from error
 
 
-class _Loops(Loops):
+class _KernelLoops(Loops):
     """Runs layers with the kernels' operator, if it is loaded and has the cell, or Triton's; others
     with ``scan``.
     """

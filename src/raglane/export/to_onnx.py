@@ -19,8 +19,8 @@ from raglane._utils.files import check_new_file, write_file
 from raglane._utils.messages import require
 from raglane._utils.tracing import for_onnx
 from raglane.errors import ExportError
-from raglane.export import operators
-from raglane.export.operators import OPSET, Loops
+from raglane.export import onnx_loops
+from raglane.export.onnx_loops import OPSET, OnnxLoops
 from raglane.export.signature import Layout, Signature
 from raglane.export.tracing import ModuleTracker, check_dtype, evaluating, quiet, traced
 from raglane.export.verify import Verified, check_agrees, in_runtime
@@ -135,7 +135,7 @@ def _sizes(shape: Any) -> list[str | int]:
 
 def _converted(model: nn.Module, signature: Signature) -> Any:
     """Return the model as an ``onnx`` program of torch with Scans."""
-    loops = Loops()
+    loops = OnnxLoops()
     is_wide = any(parameter.dtype is torch.float64 for parameter in model.parameters())
     with ModuleTracker(model) as tracker:
         with for_onnx():
@@ -149,10 +149,10 @@ def _converted(model: nn.Module, signature: Signature) -> Any:
             verbose=False,
             input_names=list(signature.inputs),
             output_names=signature.output_names,
-            custom_translation_table=operators.exact_translations() if is_wide else None,
+            custom_translation_table=onnx_loops.exact_translations() if is_wide else None,
         )
-        operators.place_scans(exported.model, loops.steps)
-    operators.simplify(exported.model)
+        onnx_loops.place_scans(exported.model, loops.steps)
+    onnx_loops.simplify(exported.model)
     _name_sizes(exported.model.graph, signature)
     return exported
 
@@ -185,7 +185,10 @@ def _symbol(size: Any) -> str:
 
 
 def _decomposed(program: Any, is_wide: bool) -> Any:
-    table = {**operators.decompositions(), **(operators.exact_decompositions() if is_wide else {})}
+    table = {
+        **onnx_loops.decompositions(),
+        **(onnx_loops.exact_decompositions() if is_wide else {}),
+    }
     targets = {node.target for node in program.graph.nodes}
     return program.run_decompositions(table) if is_wide or targets & table.keys() else program
 

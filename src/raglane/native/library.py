@@ -29,21 +29,32 @@ from raglane._utils.messages import warn_caller
 from raglane._utils.tracing import constant_when_traced, refuse_jit_trace
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 20
+ABI = 21
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
 # int8 is the dtype of weights in calls whose tensors are float32.
 _NUMBERS = {**DTYPES, torch.int8: 3}
 _FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2, "expm1": 3, "log": 4, "log1p": 5, "erf": 6}
+OK = 0
+BAD_ARGUMENT = 1
+"""Statuses of ``raglane.h``: that of a call that ran, and that of a refused one."""
+
 _OUT_OF_MEMORY = 2
 _MESSAGE = 256
+
+HEAD = (
+    *("abi", "isa", "cell", "dtype", "flags", "threads", "directions"),
+    *("sequences", "elements", "slot_count"),
+)
+"""The first fields of a layer's struct."""
 
 # The bytes of the structs that are packed with a fixed format.
 _SIZES = {
     "raglane_program": 16 * 8,
     "raglane_tensor": 5 * 8,
     "raglane_outer": 15 * 8,
+    "raglane_factors": 24 * 8,
     "raglane_rows": 15 * 8,
     "raglane_lattices": 11 * 8,
 }
@@ -258,6 +269,7 @@ class Operators(NamedTuple):
     forward: Any
     backward: Any
     run_program: Any
+    stack: Any
 
 
 @cache
@@ -275,6 +287,7 @@ def operators() -> Operators | None:
             raglane.forward.default._op,
             raglane.backward.default._op,
             raglane.run_program.default._op,
+            raglane.stack.default._op,
         )
     except (OSError, RuntimeError, AttributeError):
         return None
@@ -311,6 +324,7 @@ def _declare(handle: ctypes.CDLL) -> None:
         "scatter",
         "run_program",
         "outer_products",
+        "product",
         "align",
     ):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
@@ -413,18 +427,29 @@ class _Messages(threading.local):
 _messages = _Messages()
 
 
-def call(name: str, *args: Any) -> None:
-    """Call a function of the library, e.g. with the fields of its struct; raise if it fails."""
+def answer(name: str, *args: Any) -> tuple[int, str]:
+    """Call a function of the library, e.g. with the fields of its struct; return its status and
+    the reason of a failure.
+    """
     refuse_jit_trace("a call of raglane's cpu kernels")
     buffer = _messages.buffer
     status = getattr(library().handle, name)(*args, buffer, _MESSAGE)
-    if status != 0:
-        text = buffer.value.decode(errors="replace")
-        if status == _OUT_OF_MEMORY:
-            raise MemoryError(
-                f"raglane's cpu kernels: {text}. Pass a smaller batch, or shorter sequences."
-            )
-        raise ArgumentError(f"raglane's cpu kernels: {text}.")
+    return status, buffer.value.decode(errors="replace") if status else ""
+
+
+def require_ok(status: int, reason: str) -> None:
+    """Raise if a call of the library or of its operators failed."""
+    if status == _OUT_OF_MEMORY:
+        raise MemoryError(
+            f"raglane's cpu kernels: {reason}. Pass a smaller batch, or shorter sequences."
+        )
+    if status:
+        raise ArgumentError(f"raglane's cpu kernels: {reason}.")
+
+
+def call(name: str, *args: Any) -> None:
+    """Call a function of the library; raise if it fails."""
+    require_ok(*answer(name, *args))
 
 
 def packed(name: str, fields: bytes, dtype: torch.dtype = torch.uint8) -> Tensor:
@@ -532,6 +557,11 @@ def has_cell(name: str) -> bool:
 _uses_torch = False
 
 
+def least_block() -> int:
+    """Return the bytes from which tensors of :func:`empty` and of the operators are blocks."""
+    return sys.maxsize if _uses_torch else library().least_block
+
+
 def row_length(columns: int) -> int:
     """Return a length for rows of saved numbers: whole pages would map to few sets of a cache."""
     return columns + 16 if columns % 256 == 0 else columns
@@ -543,10 +573,9 @@ def empty(like: Tensor, *shape: int) -> Tensor:
     """
     count = math.prod(shape)
     size = count * like.element_size()
-    kernels = library()
-    if size < kernels.least_block or _uses_torch:
+    if size < least_block():
         return like.new_empty(*shape)
-    memory = kernels.block(size)
+    memory = library().block(size)
     if memory is None:
         return like.new_empty(*shape)  # raises torch's error if memory is exhausted
     return torch.frombuffer(memory, dtype=like.dtype, count=count).view(shape)

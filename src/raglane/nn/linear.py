@@ -9,7 +9,7 @@ order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,37 +17,21 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from raglane._utils.tracing import is_jit_traced, is_transformed, records_operators
-from raglane.cells.elementwise import ElementwiseWeights
-from raglane.cells.mingru import MinGRU
-from raglane.kernels.contract import Request
-from raglane.kernels.cpu.backend import BACKEND
-from raglane.native.library import has_cell
-
-_CELL = MinGRU()
-# Its sigmoid is exactly 1 in both dtypes.
-_OPEN = 100.0
+from raglane.native.library import missing_kernels
+from raglane.nn.mixers.rows import product
 
 
 def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``input @ weight.T + bias``, in which the bits of a row do not depend on other rows.
 
-    On a CPU, in float32 and float64, the cpu kernels compute it as a minGRU with an open gate, on
-    sequences of one element. This is twice the work of the product. On other devices, without the
-    kernels, under autocast, and while torch records operators, it is
+    On a CPU, in float32 and float64, it is a product of the cpu kernels. On other devices, without
+    the kernels, under autocast, and while torch records operators, it is
     ``torch.nn.functional.linear``.
     """
     if not _has_kernel(input, weight, bias):
         return F.linear(input, weight, bias)
     size, width = weight.shape
-    rows = input.reshape(-1, width)
-    gate = weight.new_full((size,), _OPEN)
-    both = ElementwiseWeights(
-        torch.cat([torch.zeros_like(weight), weight]),
-        bias=torch.cat([gate, torch.zeros_like(gate) if bias is None else bias]),
-    )
-    offsets = torch.arange(rows.shape[0] + 1, device="cpu")
-    request = Request(_CELL, rows, offsets, None, (), (both,), state_sizes=(size,))
-    return cast(Tensor, BACKEND.run(request, "lanes").output).reshape(*input.shape[:-1], size)
+    return product(input.reshape(-1, width), weight, bias).reshape(*input.shape[:-1], size)
 
 
 def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
@@ -64,7 +48,7 @@ def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and not is_jit_traced()
         and not is_transformed(input)
-        and has_cell(_CELL.name)
+        and missing_kernels() is None
     )
 
 

@@ -250,7 +250,7 @@ class _LogSumExp(_Running):
         return torch.log(total) + shift, (largest, total)
 
 
-class _Attention(_Running):
+class _WeightedSum(_Running):
     """The weighted sum of :class:`AttentionPooling`, scaled when the largest score changes."""
 
     def __init__(self, pooling: AttentionPooling, dtype: torch.dtype) -> None:
@@ -290,7 +290,7 @@ def running(pooling: str | AttentionPooling, width: int, dtype: torch.dtype) -> 
     return (
         _plain_running(pooling, width, dtype)
         if isinstance(pooling, str)
-        else Recurrent(_Attention(pooling, dtype))
+        else Recurrent(_WeightedSum(pooling, dtype))
     )
 
 

@@ -27,7 +27,7 @@ from raglane._utils.tracing import (
 )
 
 
-class _Product(NamedTuple):
+class _WindowProduct(NamedTuple):
     """The windows and rows of the weight of one product, and the elements as a matrix."""
 
     windows: slice
@@ -41,7 +41,7 @@ def convolve_rows(
     """Return torch's convolution without padding, from ``(R, C)`` to ``(windows, O)``."""
     parts = [part for part in (row, weight, bias) if part is not None]
     if groups == 1 and _has_products(parts):
-        result: Tensor = _Convolution.apply(row, weight, bias, stride, dilation, 0, None)  # type: ignore[no-untyped-call]
+        result: Tensor = _RowWindows.apply(row, weight, bias, stride, dilation, 0, None)  # type: ignore[no-untyped-call]
         return result
     steps = row.t().unsqueeze(0)
     output = F.conv1d(steps, weight, bias, stride=stride, dilation=dilation, groups=groups)
@@ -69,7 +69,7 @@ def convolve_within(
     is_long = total > max(reach, _LONG * reach * (offsets.shape[0] - 1))
     if not (is_long and _has_products(parts) and runs_at_once(values, offsets)):
         return None
-    result: Tensor = _Convolution.apply(values, weight, bias, 1, dilation, left, total)  # type: ignore[no-untyped-call]
+    result: Tensor = _RowWindows.apply(values, weight, bias, 1, dilation, left, total)  # type: ignore[no-untyped-call]
     if size == 1:
         return result
     rows, taps, is_real = _borders(offsets.numpy(), left, reach - left, dilation)
@@ -104,7 +104,7 @@ def _borders(offsets: Any, left: int, right: int, dilation: int) -> tuple[Tensor
 
 
 def _has_products(parts: list[Tensor]) -> bool:
-    """Return True if :class:`_Convolution` supports tensors and is faster than torch's kernels."""
+    """Return True if :class:`_RowWindows` supports tensors and is faster than torch's kernels."""
     return (
         not records_operators()
         and not is_jit_traced()
@@ -116,24 +116,24 @@ def _has_products(parts: list[Tensor]) -> bool:
     )
 
 
-def _products(row: Tensor, size: int, stride: int, dilation: int) -> Iterator[_Product]:
+def _products(row: Tensor, size: int, stride: int, dilation: int) -> Iterator[_WindowProduct]:
     """Yield the products of a row ``(R, C)``, contiguous, whose sum is the convolution."""
     width = row.shape[1]
     count = (row.shape[0] - dilation * (size - 1) - 1) // stride + 1
     if dilation > 1:
         for tap in range(size):
             elements = row[tap * dilation :: stride][:count]
-            yield _Product(slice(None), slice(tap * width, (tap + 1) * width), elements)
+            yield _WindowProduct(slice(None), slice(tap * width, (tap + 1) * width), elements)
         return
     apart = -(-size // stride)
     for first in range(min(apart, count)):
         shape = (len(range(first, count, apart)), size * width)
         start = row.storage_offset() + first * stride * width
         elements = row.as_strided(shape, (apart * stride * width, 1), start)
-        yield _Product(slice(first, None, apart), slice(None), elements)
+        yield _WindowProduct(slice(first, None, apart), slice(None), elements)
 
 
-class _Convolution(torch.autograd.Function):
+class _RowWindows(torch.autograd.Function):
     """The convolution of a row, its first window at row ``before`` of ``rows``; None for as many as
     there are windows. The others are the bias, and callers replace them.
     """

@@ -14,7 +14,7 @@ torch's :class:`~torch.nn.utils.rnn.PackedSequence`. Differences from torch:
 All functions are differentiable twice. Padding is never read, and its gradient is 0. Wrong
 arguments raise the error types of torch, with a message that contains the fix.
 
-``functions.py`` has the functions and ``checks.py`` the rules of their arguments. ``convert.py``
+``functions.py`` has the functions and ``pack_checks.py`` the rules of their arguments. ``convert.py``
 converts flat values from and to the other layouts: ``rows.py`` by the kernels, ``layouts.py`` by
 index arithmetic, ``operators.py`` in the graphs of a compiler.
 """

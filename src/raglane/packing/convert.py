@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.tracing import has_tangent, never_traced, records_operators, refuse_jit_trace
 from raglane.packing import rows
-from raglane.packing.checks import read_padded, read_padding_side
 from raglane.packing.layouts import inverse, packed_layout
+from raglane.packing.pack_checks import read_padded, read_padding_side
 from raglane.packing.rows import find_packed, find_padded, flat_to_padded
 from raglane.segments import lengths_from_offsets
 from raglane.segments.indexing import place_rows, take_rows

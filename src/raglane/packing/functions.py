@@ -12,7 +12,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.tracing import never_recorded, refuse_jit_trace
-from raglane.packing.checks import (
+from raglane.packing.convert import flatten_packed, flatten_padded
+from raglane.packing.layouts import (
+    inverse,
+    packed_rows,
+    padded_rows,
+    rows_of,
+    send,
+    shape_and_strides,
+)
+from raglane.packing.pack_checks import (
     check_range,
     raise_unfit,
     raise_unsorted,
@@ -25,15 +34,6 @@ from raglane.packing.checks import (
     read_permutation,
     read_sequences,
     read_total_length,
-)
-from raglane.packing.convert import flatten_packed, flatten_padded
-from raglane.packing.layouts import (
-    inverse,
-    packed_rows,
-    padded_rows,
-    rows_of,
-    send,
-    shape_and_strides,
 )
 from raglane.packing.rows import lengths_of_packed
 from raglane.segments import IntArray, conjugate

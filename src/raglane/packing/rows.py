@@ -25,12 +25,6 @@ from raglane._utils.tracing import index_arithmetic, is_transformed, never_trace
 from raglane.errors import ArgumentError, ShapeError
 from raglane.native.library import ABI, call, library, missing_kernels
 from raglane.native.memory import address, pointer
-from raglane.packing.checks import (
-    check_permutation,
-    read_packed,
-    read_padded,
-    read_padded_lengths_on_host,
-)
 from raglane.packing.layouts import (
     inverse,
     on_host,
@@ -38,6 +32,12 @@ from raglane.packing.layouts import (
     rows_of,
     shape_and_strides,
     unpacked_rows,
+)
+from raglane.packing.pack_checks import (
+    check_permutation,
+    read_packed,
+    read_padded,
+    read_padded_lengths_on_host,
 )
 from raglane.segments import IntArray, conjugate, lengths_from_offsets, offsets_from_lengths
 from raglane.segments.indexing import place_rows, take_rows
@@ -55,10 +55,15 @@ class Table(NamedTuple):
     batch_dim: int | None  # as in :class:`Layout`
     sizes: Tensor  # of a padded tensor its lengths, of a pack its batch sizes
     order: Tensor | None = None  # the ``sorted_indices`` of a pack
+    # True if all lengths are equal, and the elements have the order of flat values; then ``sizes``
+    # is not read, and there are no gradients.
+    is_even: bool = False
 
     @property
     def number(self) -> int:
         """The number of the layout in ``csrc/torch/rows.h``."""
+        if self.is_even:
+            return 5 if self.batch_dim else 4
         return 3 if self.batch_dim is None else 1 + self.batch_dim
 
 

@@ -14,16 +14,17 @@ from raglane._utils.checks import check_flag, check_kind, check_whole
 from raglane._utils.memory import available_memory
 from raglane._utils.messages import argument, quote
 from raglane._utils.table import aligned
+from raglane._utils.words import bytes_in_words
 from raglane.data.order import BatchLimit
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
 from raglane.kernels.dispatch import BACKENDS
+from raglane.native.machine import is_busy, load, processors
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import calibration as calibrations
-from raglane.planner import words
+from raglane.planner import texts
 from raglane.planner.calibration import Calibration
-from raglane.planner.machine import is_busy, load, processors
-from raglane.planner.model import Way, as_layer, thread_counts, ways_of
-from raglane.planner.rows import (
+from raglane.planner.model import LayerWay, as_layer, thread_counts, ways_of
+from raglane.planner.predicted import (
     Ratio,
     Row,
     compare_cells,
@@ -103,13 +104,13 @@ class Plan:
             MissingExtraError: matplotlib is not installed.
             ArgumentTypeError, ShapeError: ``axes`` is not one pair of axes.
         """
-        return words.draw(self.rows, self.best, f"{self.count:,} sequences, {self.layer}", axes)
+        return texts.draw(self.rows, self.best, f"{self.count:,} sequences, {self.layer}", axes)
 
     def __str__(self) -> str:
-        seen = words.shown(self.rows, self.best)
+        seen = texts.shown(self.rows, self.best)
         rows = [
-            ("", *words.COLUMNS),
-            *((">" if row is self.best else "", *words.fields(row)) for row in seen),
+            ("", *texts.COLUMNS),
+            *((">" if row is self.best else "", *texts.fields(row)) for row in seen),
         ]
         lines = aligned(rows, words=3)
         head = f"{self.count:,} sequences, {self.layer}; times of an epoch"
@@ -121,10 +122,10 @@ class Plan:
             notes.append(f"other cells of this width, time of training in proportion: {ratios}")
         fits = f"a training step fits into memory up to {self.most_elements:,} elements"
         if self.most_bytes is not None:
-            fits += f" (one was run: {words.bytes_in_words(self.most_bytes)})"
+            fits += f" (one was run: {bytes_in_words(self.most_bytes)})"
         notes.append(fits)
         notes += [self.tail] if self.tail else []
-        notes += [words.ROUGH] if any(row.is_rough for row in seen) else []
+        notes += [texts.ROUGH] if any(row.is_rough for row in seen) else []
         if self.busy:
             notes.append(
                 f"other programs kept this machine busy: plan again with {argument('fresh', True)} when it is idle"
@@ -230,11 +231,11 @@ def plan(
         tuple(rows),
         best,
         by_elements,
-        words.why(best, rows, ranks),
+        texts.why(best, rows, ranks),
         others,
         elements,
         peak,
-        words.tail(counts, best, rows, calibration),
+        texts.tail(counts, best, rows, calibration),
         " ".join(repr(twin).split()),
         counts.shape[0],
         ranks,
@@ -278,7 +279,7 @@ def _dtypes(dtypes: Sequence[torch.dtype] | None) -> list[torch.dtype]:
     return listed
 
 
-def _of_backends(ways: list[Way], backends: Sequence[str] | None) -> list[Way]:
+def _of_backends(ways: list[LayerWay], backends: Sequence[str] | None) -> list[LayerWay]:
     if backends is None:
         return ways
     names = _listed("backends", backends, "a list of names", '["cpu"]')
@@ -291,7 +292,10 @@ def _of_backends(ways: list[Way], backends: Sequence[str] | None) -> list[Way]:
 
 
 def _calibration(
-    layer: RecurrentLayer, ways: Sequence[Way], fresh: bool, progress: Callable[[float], object]
+    layer: RecurrentLayer,
+    ways: Sequence[LayerWay],
+    fresh: bool,
+    progress: Callable[[float], object],
 ) -> tuple[Calibration, bool]:
     """Return the cached calibration or a new one, and True if the machine is busy."""
     busy = is_busy(load())
@@ -308,7 +312,7 @@ def _calibration(
 def _rows(
     lengths: Tensor,
     sizes: Sequence[int],
-    ways: Sequence[Way],
+    ways: Sequence[LayerWay],
     calibration: Calibration,
     ranks: int,
     weights: int,

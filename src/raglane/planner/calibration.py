@@ -17,10 +17,10 @@ import torch
 
 from raglane._utils import caches
 from raglane.native.library import location
+from raglane.native.machine import facts
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import probe
-from raglane.planner.machine import facts
-from raglane.planner.model import Floats, Profile, Way, at, cast, features, fit
+from raglane.planner.model import Floats, LayerWay, Profile, at, cast, features, fit
 from raglane.planner.probe import MODES, PROBES, peak_bytes
 
 # The folder in the user's cache folder.
@@ -58,24 +58,24 @@ class Calibration(NamedTuple):
     timings, the residuals of the fit and the distance from the probes.
     """
 
-    seconds: dict[tuple[Way, str], Floats]
-    spread: dict[tuple[Way, str], Floats]
-    memory: dict[Way, Floats]
-    longest: dict[tuple[Way, str], float]
+    seconds: dict[tuple[LayerWay, str], Floats]
+    spread: dict[tuple[LayerWay, str], Floats]
+    memory: dict[LayerWay, Floats]
+    longest: dict[tuple[LayerWay, str], float]
     yardstick: float = 1.0
 
-    def bytes_of(self, way: Way, profile: Profile) -> int:
+    def bytes_of(self, way: LayerWay, profile: Profile) -> int:
         """Return the peak memory of a training step in bytes, without the weights."""
         return int(_size(profile) @ self.memory[way])
 
-    def reaches(self, way: Way, mode: str, seconds: Floats, weights: Floats) -> bool:
+    def reaches(self, way: LayerWay, mode: str, seconds: Floats, weights: Floats) -> bool:
         """Return True if most of the time is in calls that are not much longer than the longest
         measured one.
         """
         times = seconds * weights
         return bool(times[seconds <= _REACH * self.longest[way, mode]].sum() >= times.sum() / 2)
 
-    def features(self, way: Way, profile: Profile) -> Floats:
+    def features(self, way: LayerWay, profile: Profile) -> Floats:
         """Return the features that the coefficients in :attr:`seconds` belong to."""
         return features(way, profile, self.bytes_of(way, profile))
 
@@ -86,7 +86,7 @@ def _size(profile: Profile) -> Floats:
 
 
 def calibrate(
-    layer: RecurrentLayer, ways: Sequence[Way], progress: Callable[[float], object]
+    layer: RecurrentLayer, ways: Sequence[LayerWay], progress: Callable[[float], object]
 ) -> Calibration:
     """Measure a layer on a few batches in every way, for longer in those that can be the
     fastest.
@@ -94,12 +94,12 @@ def calibrate(
     progress(0.0)
     layers = {way.dtype: cast(layer, way.dtype) for way in ways}
     memory = _weigh_all(ways, layers)
-    measurements = [_Measured(way, mode) for way in ways for mode in MODES]
+    measurements = [_ProbeTimes(way, mode) for way in ways for mode in MODES]
     yardstick = probe.Yardstick(layers[ways[0].dtype], ways[0])
     looks: dict[int, list[float]] = {way.threads: [] for way in ways}
     slow = _slow(ways)
     able = measurements
-    ahead = list[_Measured]()
+    ahead = list[_ProbeTimes]()
     for done, look in enumerate(_LOOKS):
         for number, measurement in enumerate(able):
             progress((done + number / len(able)) / len(_LOOKS))
@@ -123,7 +123,7 @@ def calibrate(
 
 
 def scaled_to_now(
-    calibration: Calibration, layer: RecurrentLayer, ways: Sequence[Way]
+    calibration: Calibration, layer: RecurrentLayer, ways: Sequence[LayerWay]
 ) -> Calibration | None:
     """Return a cached calibration at the current speed of the machine, by a look at the yardstick.
 
@@ -145,9 +145,11 @@ def scaled_to_now(
     )
 
 
-def _weigh_all(ways: Sequence[Way], layers: dict[str, RecurrentLayer]) -> dict[Way, Floats]:
+def _weigh_all(
+    ways: Sequence[LayerWay], layers: dict[str, RecurrentLayer]
+) -> dict[LayerWay, Floats]:
     """Measure the memory of all ways; it does not depend on the number of threads."""
-    memory: dict[Way, Floats] = {}
+    memory: dict[LayerWay, Floats] = {}
     for way in ways:
         same = way._replace(threads=0)
         if same not in memory:
@@ -155,7 +157,7 @@ def _weigh_all(ways: Sequence[Way], layers: dict[str, RecurrentLayer]) -> dict[W
     return {way: memory[way._replace(threads=0)] for way in ways}
 
 
-def _slow(ways: Sequence[Way]) -> set[Way]:
+def _slow(ways: Sequence[LayerWay]) -> set[LayerWay]:
     """Return the ways that are measured briefly: the reference kernel is never the fastest if
     another backend supports the layer.
     """
@@ -164,12 +166,12 @@ def _slow(ways: Sequence[Way]) -> set[Way]:
 
 
 @dataclass(eq=False)
-class _Measured:
+class _ProbeTimes:
     """The probes of one way and mode, by their lengths, with the times of each in seconds and in
     yardsticks.
     """
 
-    way: Way
+    way: LayerWay
     mode: str
     profiles: dict[tuple[int, ...], Profile] = field(default_factory=dict)
     timed: dict[tuple[int, ...], list[tuple[float, float]]] = field(default_factory=dict)
@@ -223,7 +225,7 @@ class _Measured:
         return np.array(rows).reshape(-1, seen.shape[1])
 
 
-def _ahead(measured: Sequence[_Measured]) -> list[_Measured]:
+def _ahead(measured: Sequence[_ProbeTimes]) -> list[_ProbeTimes]:
     """Return those that can be the fastest: near the fastest time in half of the probes of one
     size.
     """
@@ -233,7 +235,7 @@ def _ahead(measured: Sequence[_Measured]) -> list[_Measured]:
             key = measurement.mode, measurement.way.dtype, lengths
             fastest[key] = min(fastest.get(key, math.inf), measurement.time(lengths))
 
-    def is_near(measurement: _Measured, group: Sequence[list[int]]) -> bool:
+    def is_near(measurement: _ProbeTimes, group: Sequence[list[int]]) -> bool:
         timed = [lengths for lengths in map(tuple, group) if lengths in measurement.timed]
         ratios = [
             measurement.time(lengths) / fastest[measurement.mode, measurement.way.dtype, lengths]
@@ -249,7 +251,7 @@ def _ahead(measured: Sequence[_Measured]) -> list[_Measured]:
     return [measurement for measurement in measured if measurement.kind in near]
 
 
-def _take_turns(way: Way, probes: Sequence[Sequence[list[int]]]) -> list[Sequence[list[int]]]:
+def _take_turns(way: LayerWay, probes: Sequence[Sequence[list[int]]]) -> list[Sequence[list[int]]]:
     """Return groups of probes to time in turns: the smallest, then groups with similar numbers of
     elements.
     """
@@ -259,7 +261,7 @@ def _take_turns(way: Way, probes: Sequence[Sequence[list[int]]]) -> list[Sequenc
 
 
 def _measure(
-    measurement: _Measured,
+    measurement: _ProbeTimes,
     layer: RecurrentLayer,
     groups: Sequence[Sequence[list[int]]],
     look: tuple[float, int],
@@ -290,7 +292,7 @@ def _measure(
     return looks
 
 
-def _weigh(way: Way, layer: RecurrentLayer) -> Floats:
+def _weigh(way: LayerWay, layer: RecurrentLayer) -> Floats:
     """Fit the linear model of memory to a few batches."""
     sizes = []
     peaks = []
@@ -303,7 +305,7 @@ def _weigh(way: Way, layer: RecurrentLayer) -> Floats:
     return fit(np.array(sizes), np.array(peaks, np.float64))
 
 
-def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
+def key_of(layer: RecurrentLayer, ways: Sequence[LayerWay]) -> str:
     """Return the cache key of a calibration: machine, versions, kernels, the layer without weights,
     and the ways.
     """
@@ -329,7 +331,7 @@ def key_of(layer: RecurrentLayer, ways: Sequence[Way]) -> str:
     return hashlib.sha256(repr(identity).encode()).hexdigest()[:24]
 
 
-def load(key: str, ways: Sequence[Way]) -> Calibration | None:
+def load(key: str, ways: Sequence[LayerWay]) -> Calibration | None:
     """Return the cached calibration of a key, or None if it is missing or damaged."""
     try:
         content = json.loads(caches.load(_KIND, key) or "")

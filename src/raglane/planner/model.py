@@ -35,7 +35,7 @@ from torch import Tensor
 from raglane.errors import ArgumentTypeError, DispatchError
 from raglane.kernels.cpu.matrix import lanes_of
 from raglane.kernels.dispatch import BACKENDS, use_backend
-from raglane.nn.recurrent.accelerate import accelerate
+from raglane.nn.porting.accelerate import accelerate
 from raglane.nn.recurrent.explain import explain
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.ragged import Ragged
@@ -52,7 +52,7 @@ _MUCH = (16.0, 64.0, 256.0)
 _TRUSTED = 0.1
 
 
-class Way(NamedTuple):
+class LayerWay(NamedTuple):
     """A way to run a layer: backend, schedule, dtype and number of threads."""
 
     backend: str
@@ -81,10 +81,10 @@ def as_layer(layer: object) -> RecurrentLayer:
 
 def ways_of(
     layer: RecurrentLayer, dtypes: Sequence[torch.dtype], threads: Sequence[int]
-) -> list[Way]:
+) -> list[LayerWay]:
     """Return every way that supports the layer, without programs if a cpu kernel exists."""
     like = next(layer.parameters(), torch.empty(0))
-    ways: list[Way] = []
+    ways: list[LayerWay] = []
     for dtype in dtypes:
         batch = Ragged.from_flat(
             torch.zeros(1, layer.input_size, dtype=dtype, device=like.device), lengths=[1]
@@ -100,7 +100,7 @@ def ways_of(
                 except DispatchError:
                     continue
                 ways += [
-                    Way(name, schedule, str(dtype).removeprefix("torch."), count)
+                    LayerWay(name, schedule, str(dtype).removeprefix("torch."), count)
                     for count in counts
                 ]
     return ways
@@ -120,7 +120,7 @@ def cast(layer: RecurrentLayer, dtype: str) -> RecurrentLayer:
 
 
 @contextmanager
-def at(way: Way) -> Iterator[None]:
+def at(way: LayerWay) -> Iterator[None]:
     """Run all layers within the block this way."""
     before = torch.get_num_threads()
     try:
@@ -142,7 +142,7 @@ class Profile(NamedTuple):
     real: int
 
     @classmethod
-    def of(cls, way: Way, lengths: Tensor) -> Profile:
+    def of(cls, way: LayerWay, lengths: Tensor) -> Profile:
         """Return the profile of a call."""
         threads = way.threads if way.backend in ("cpu", "program") else 0
         rows, steps = _phases(way.schedule, threads, lengths)
@@ -171,7 +171,7 @@ def _phases(schedule: str, threads: int, lengths: Tensor) -> tuple[Integers, Int
     return rows.numpy(), steps.numpy()
 
 
-def features(way: Way, profile: Profile, memory: float) -> Floats:
+def features(way: LayerWay, profile: Profile, memory: float) -> Floats:
     """Return the features of one call, of which the coefficients are fitted."""
     steps = profile.length
     rows = profile.computed

@@ -25,7 +25,7 @@ from raglane.errors import DataError
 from raglane.kernels.dispatch import use_backend
 from raglane.native import library
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.planner.model import Way
+from raglane.planner.model import LayerWay
 from raglane.ragged import Ragged
 
 MODES = ("train", "infer")
@@ -179,7 +179,7 @@ def time_in_turns(
 class Yardstick:
     """The current speed of the machine: the time of a small training step of the layer."""
 
-    def __init__(self, layer: RecurrentLayer, way: Way) -> None:
+    def __init__(self, layer: RecurrentLayer, way: LayerWay) -> None:
         self._way = way
         self._wait = _wait_of(device_of(layer))
         weights = sum(weight.numel() for weight in layer.parameters())

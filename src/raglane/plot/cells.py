@@ -203,7 +203,7 @@ LINE = 0.15
 """The height of a line of the smallest text, in inches."""
 
 
-class Run(NamedTuple):
+class AdjacentElements(NamedTuple):
     """The elements of one sequence, which are adjacent in one row."""
 
     sequence: int
@@ -213,7 +213,7 @@ class Run(NamedTuple):
     computed: int
 
 
-def runs_of(table: Table, lengths: Tensor) -> list[Run]:
+def runs_of(table: Table, lengths: Tensor) -> list[AdjacentElements]:
     """Return the runs of a schedule; they exist by NOTE (rows) of
     :class:`~raglane.schedules.Table`.
     """
@@ -222,7 +222,10 @@ def runs_of(table: Table, lengths: Tensor) -> list[Run]:
     computed = torch.bincount(table.sequence, minlength=lengths.shape[0])
     sequence = table.sequence[first]
     columns = (sequence, table.row[first], time[first], lengths[sequence], computed[sequence])
-    return [Run(*numbers) for numbers in zip(*(column.tolist() for column in columns), strict=True)]
+    return [
+        AdjacentElements(*numbers)
+        for numbers in zip(*(column.tolist() for column in columns), strict=True)
+    ]
 
 
 def color_of(sequence: int) -> str:
@@ -281,7 +284,7 @@ def fitting(text: str, inches: float) -> str:
 
 def draw_runs(
     axes: Axes,
-    runs: Sequence[Run],
+    runs: Sequence[AdjacentElements],
     cell: Callable[[int, int], str],
     whole: Callable[[int], str] = lambda _: "",
     *,
@@ -311,7 +314,9 @@ def draw_runs(
             _draw_hatching(axes, left, top, width, hatch)
 
 
-def _draw_cells(axes: Axes, run: Run, top: float, cell: Callable[[int, int], str] | None) -> None:
+def _draw_cells(
+    axes: Axes, run: AdjacentElements, top: float, cell: Callable[[int, int], str] | None
+) -> None:
     """Draw each element of a run separately, with its text if ``cell`` gives one."""
     color = color_of(run.sequence)
     widest = pitch(axes)[0] - 0.03

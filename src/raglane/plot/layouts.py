@@ -331,7 +331,7 @@ def _widest(sample: cells.Sample) -> float:
 
 def _draw_lanes(
     axes: Axes,
-    runs: Sequence[cells.Run],
+    runs: Sequence[cells.AdjacentElements],
     steps: int,
     rows: int,
     numbers: Sequence[str],

@@ -1,7 +1,7 @@
 """Programs: one step of a cell as data, made of its equations in plain torch.
 
 - ``step``: a cell with the weights of a call; ``keys``: the key of its program
-- ``trace``, ``rows``: the step runs on symbolic tensors, which records its operations
+- ``trace``, ``row_counts``: the step runs on symbolic tensors, which records its operations
 - ``rules``, ``products``: the translation of torch's operations to nodes of a graph
 - ``formulas``, ``expressions``: pointwise operations and those on rows, written as mathematics
 - ``parameters``: what is computed from parameters only, before each run

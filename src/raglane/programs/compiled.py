@@ -149,7 +149,7 @@ class CompiledStep:
 
     def _backward(self, gradients: Wanted) -> Backward:
         """Make the program of a backward pass."""
-        return _Backward(self, gradients).make()
+        return _BackwardCompiler(self, gradients).make()
 
     def _recorded(
         self, gradients: Wanted, states: tuple[bool, ...]
@@ -205,7 +205,7 @@ def _activated(graph: Graph) -> Columns:
     return np.where(is_product & (readers == 1), activated, columns)
 
 
-class _Backward:
+class _BackwardCompiler:
     def __init__(self, compiled: CompiledStep, wishes: Wanted) -> None:
         self.compiled = compiled
         self.wishes = wishes

@@ -62,7 +62,7 @@ _MOST = 2000  # functions and classes that one step may reach
 
 def lasting_key(key: Any) -> str:
     """Return a key that is equal in another process if and only if the step is the same."""
-    walk = _Walk()
+    walk = _KeyWalk()
     try:
         root = walk.value(key)
         walk.finish()
@@ -90,7 +90,7 @@ def _versions() -> tuple[Any, ...]:
     return sources, torch.__version__, torch.version.git_version, np.__version__, sys.version
 
 
-class _Walk:
+class _KeyWalk:
     """Visits everything that a key contains, once each, in a deterministic order."""
 
     def __init__(self) -> None:

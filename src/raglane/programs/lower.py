@@ -32,7 +32,7 @@ class Lowered(NamedTuple):
     weights: tuple[tuple[int, bool], ...]
 
 
-class _Run(NamedTuple):
+class _ColumnRun(NamedTuple):
     """Columns ``low`` to ``high - 1`` of an operand that are adjacent, or one repeated column."""
 
     low: int
@@ -70,7 +70,7 @@ class Lowering:
     _together: dict[bytes, int] = field(default_factory=dict)
     _done: set[bytes] = field(default_factory=set)
     _moved: dict[bytes, Operand] = field(default_factory=dict)
-    _cut: dict[bytes, list[_Run]] = field(default_factory=dict)
+    _cut: dict[bytes, list[_ColumnRun]] = field(default_factory=dict)
 
     def run(self, outputs: Sequence[Columns], new: Sequence[Columns]) -> Lowered:
         """Return the program that computes these outputs and new states."""
@@ -168,7 +168,7 @@ class Lowering:
             if node is not None and is_all and index not in self.homes and node.operation != "norm":
                 self.homes[index] = (block, run.low)
 
-    def _is_adjacent(self, columns: Columns, runs: list[_Run]) -> bool:
+    def _is_adjacent(self, columns: Columns, runs: list[_ColumnRun]) -> bool:
         """Return True if the pieces of an operand follow each other."""
         sources = [self._read(columns[run.low : run.high], run.is_spread) for run in runs]
         return all(
@@ -176,26 +176,26 @@ class Lowering:
             for run, first, second in zip(runs, sources, sources[1:], strict=False)
         )
 
-    def _runs(self, columns: Columns) -> list[_Run]:
+    def _runs(self, columns: Columns) -> list[_ColumnRun]:
         """Return the pieces of an operand; the list is cut off after the limit."""
         if len(columns) == 1:
-            return [_Run(0, 1, False)]
+            return [_ColumnRun(0, 1, False)]
         key = columns.tobytes()
         if key not in self._cut:
             self._cut[key] = self._runs_of(columns)
         return self._cut[key]
 
-    def _runs_of(self, columns: Columns) -> list[_Run]:
+    def _runs_of(self, columns: Columns) -> list[_ColumnRun]:
         nodes = self.graph.nodes_of(columns)
         steps = columns[1:] - columns[:-1]
         kinds = np.where((steps == 1) & (nodes[1:] == nodes[:-1]), 1, np.where(steps == 0, 0, -1))
         turns = [*((kinds[1:] != kinds[:-1]).nonzero()[0] + 1).tolist(), len(kinds)]
-        runs: list[_Run] = []
+        runs: list[_ColumnRun] = []
         low = 0
         while low < len(columns) and len(runs) <= _PIECES:
             is_one = low == len(columns) - 1 or kinds[low] < 0
             high = low + 1 if is_one else turns[bisect_right(turns, low)] + 1
-            runs.append(_Run(low, high, high > low + 1 and bool(kinds[low] == 0)))
+            runs.append(_ColumnRun(low, high, high > low + 1 and bool(kinds[low] == 0)))
             low = high
         return runs
 
@@ -320,21 +320,21 @@ class Lowering:
             results.append(Operand(block, start + node.span))
         self._add(node.operation, tuple(results), operands, node.span, node)
 
-    def _pieces(self, columns: Columns) -> tuple[Columns, list[_Run]]:
+    def _pieces(self, columns: Columns) -> tuple[Columns, list[_ColumnRun]]:
         """Return an operand in few pieces; many are joined first."""
         runs = self._runs(columns)
         if len(runs) <= _PIECES:
             return columns, runs
         joined = self._at_once(columns)
         self._moved[columns.tobytes()] = joined
-        return columns, [_Run(0, len(columns), False)]
+        return columns, [_ColumnRun(0, len(columns), False)]
 
-    def _joined_or_repeated(self, columns: Columns, runs: list[_Run]) -> Operand:
+    def _joined_or_repeated(self, columns: Columns, runs: list[_ColumnRun]) -> Operand:
         if len(runs) == 1 and columns.tobytes() not in self._moved:
             return self._read(columns, runs[0].is_spread)
         return self._moved.get(columns.tobytes()) or self._at_once(columns)
 
-    def _piece(self, columns: Columns, runs: list[_Run], low: int, high: int) -> Operand:
+    def _piece(self, columns: Columns, runs: list[_ColumnRun], low: int, high: int) -> Operand:
         run = next(run for run in runs if run.low <= low and high <= run.high)
         moved = self._moved.get(columns.tobytes())
         if moved is not None:

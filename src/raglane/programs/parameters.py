@@ -26,7 +26,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Call:
+class Computation:
     """An operation of torch on tensors computed from parameters."""
 
     function: Any  # None for a constant, the only argument
@@ -97,7 +97,9 @@ class Slices(NamedTuple):
             grads[leaf] = share if before is None else before + share
 
 
-def slices_of(calls: Sequence[Call], values: Sequence[Tensor], leaves: int) -> list[Slices | None]:
+def slices_of(
+    calls: Sequence[Computation], values: Sequence[Tensor], leaves: int
+) -> list[Slices | None]:
     """Return the slices of parameters of each known tensor, or None if it is computed in another
     way.
     """
@@ -125,7 +127,7 @@ def _piece(values: Sequence[Tensor], roots: dict[int, int], index: int) -> Slice
     return Slices(((roots[index], begin, begin + value.numel()),), tuple(value.shape))
 
 
-def _sum(call: Call, slices: Sequence[Slices | None]) -> Slices | None:
+def _sum(call: Computation, slices: Sequence[Slices | None]) -> Slices | None:
     if call.function is not torch.ops.aten.add.Tensor or call.kwargs or len(call.args) != 2:
         return None
     summands = [
@@ -140,7 +142,7 @@ def _sum(call: Call, slices: Sequence[Slices | None]) -> Slices | None:
 class ParameterOps(NamedTuple):
     """The vectors and weights of a program that are computed only from parameters."""
 
-    calls: list[Call]  # empty if all are slices
+    calls: list[Computation]  # empty if all are slices
     vectors: list[int]  # indices of known tensors, which are flattened
     weights: list[int]  # indices of known tensors (groups, rows, depth)
     moved: list[Slices] | None  # of the vectors, then of the weights, if all are slices

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raglane.programs.expressions import Expression
 from raglane.programs.graph import Columns, Graph, Refused
-from raglane.programs.rows import FREE, SHIFT, align, free
+from raglane.programs.row_counts import FREE, SHIFT, align, free
 from raglane.programs.trace import Tracer
 
 # The most numbers that a product of rows with rows has before they are summed.

@@ -21,7 +21,7 @@ from raglane.programs.expressions import Expression, sigmoid, stop
 from raglane.programs.formulas import FORMULAS, TRUTHS
 from raglane.programs.graph import DEPENDS, Refused, Result
 from raglane.programs.products import PRODUCTS
-from raglane.programs.rows import align, free
+from raglane.programs.row_counts import align, free
 from raglane.programs.step import Step, default_modes
 from raglane.programs.trace import Trace, Tracer, draws_random_numbers, rows_for
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raglane._utils import caches
 from raglane.programs.graph import Columns, Graph, Node, Result, Unkept
-from raglane.programs.parameters import Call, Known, ParameterOps, Slices, filled
+from raglane.programs.parameters import Computation, Known, ParameterOps, Slices, filled
 from raglane.programs.rules import RULES
 from raglane.programs.step import Step, default_modes
 from raglane.programs.trace import Trace
@@ -102,7 +102,9 @@ def read(text: str, key: str, step: Step) -> Trace:
             content = json.loads(body, object_hook=_untagged)
             _check(content["key"] == key and type(content["prepares"]) is bool)
             calls = [
-                Call(_function(name, overload) if name else None, tuple(args), dict(kwargs), count)
+                Computation(
+                    _function(name, overload) if name else None, tuple(args), dict(kwargs), count
+                )
                 for name, overload, args, kwargs, count in content["calls"]
             ]
             moved = content["moved"] and [
@@ -112,7 +114,7 @@ def read(text: str, key: str, step: Step) -> Trace:
                 _check_sizes(calls, [step.converted(pieces.detach()) for pieces in step.leaves])
             vectors, weights = content["known"]
             ops = ParameterOps(calls, vectors, weights, moved)
-            return Trace(_Reader(content).result(step), ops, False, content["prepares"])
+            return Trace(_ByteReader(content).result(step), ops, False, content["prepares"])
     except Unkept:
         raise
     except Exception as error:  # an invalid file may cause any error
@@ -150,7 +152,7 @@ def _runs(columns: Columns) -> list[list[int]]:
     return runs if first >= count else [*runs, [int(columns[first]), 0, 1]]
 
 
-class _Reader:
+class _ByteReader:
     def __init__(self, content: dict[str, Any]) -> None:
         self._content = content
         self._graph = Graph()
@@ -193,7 +195,7 @@ class _Reader:
 # ---- operations on parameters --------------------------------------------------------------------
 
 
-def _call_written(call: Call) -> list[Any]:
+def _call_written(call: Computation) -> list[Any]:
     """Return an operation with its overload, arguments and number of results; a constant has no
     name.
     """
@@ -241,7 +243,7 @@ def _untagged(value: dict[str, Any]) -> Any:
     return _TAGS[tag](content) if tag in _TAGS else value
 
 
-def _check_sizes(calls: Sequence[Call], leaves: Sequence[Tensor]) -> None:
+def _check_sizes(calls: Sequence[Computation], leaves: Sequence[Tensor]) -> None:
     """Raise Unkept if calls would allocate much memory, by running them without numbers."""
     meta = torch.device("meta")
     tensors = [argument.to(meta) for argument in leaves]
@@ -261,7 +263,7 @@ def _check_sizes(calls: Sequence[Call], leaves: Sequence[Tensor]) -> None:
             # torch needs 0.8 s to import what runs it.
             tensors.append(operands[-1].new_empty(torch.broadcast_tensors(*operands)[-1].shape))
         else:
-            Call(call.function, args, kwargs).run(tensors)
+            Computation(call.function, args, kwargs).run(tensors)
         _check(
             len(tensors) - before == call.count
             and all(argument.numel() <= _MOST_MADE for argument in tensors[before:])

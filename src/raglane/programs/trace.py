@@ -2,8 +2,8 @@
 
 While the step runs, torch passes each operation to a :class:`Tracer`. The tensors are on the device
 ``meta``, without numbers. A tensor that depends only on parameters is *known*: the tracer computes
-it and records its operations (:class:`Call`), which torch repeats before each time loop, under
-autograd. Any other tensor has rows: it has marks (:mod:`raglane.programs.rows`), and its operations
+it and records its operations (:class:`Computation`), which torch repeats before each time loop, under
+autograd. Any other tensor has rows: it has marks (:mod:`raglane.programs.row_counts`), and its operations
 become nodes of a graph.
 """
 
@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from raglane.programs.graph import DEPENDS, Columns, Graph, Node, Refused, Result
-from raglane.programs.parameters import Call, Known, ParameterOps, Slices, slices_of
-from raglane.programs.rows import FREE, SHIFT, Reading, RowsMeet, align, free, marks_of
+from raglane.programs.parameters import Computation, Known, ParameterOps, Slices, slices_of
+from raglane.programs.row_counts import FREE, SHIFT, Reading, RowsMeet, align, free, marks_of
 from raglane.programs.step import stand_in
 
 # Candidates for the number of traced rows. It must divide no size, so that it can be recognised.
@@ -69,7 +69,7 @@ class Tracer:
     graph: Graph = field(default_factory=Graph)
     reads_itself: bool = False
     _originals: dict[int, _Record] = field(default_factory=dict)
-    _calls: list[Call] = field(default_factory=list)
+    _calls: list[Computation] = field(default_factory=list)
     _known: list[_Record] = field(default_factory=list)
     _records: dict[int, _Record] = field(default_factory=dict)
     _vectors: dict[int, int] = field(default_factory=dict)
@@ -197,7 +197,7 @@ class Tracer:
 
     def fixed(self, value: Tensor) -> Tensor:
         """Add a known tensor of constants."""
-        self._calls.append(Call(None, (value,), {}))
+        self._calls.append(Computation(None, (value,), {}))
         return self._add_known(value, True)
 
     def _values(self, flat: list[Any]) -> list[Any]:
@@ -233,7 +233,7 @@ class Tracer:
             for argument in _on_host(flat)
         ]
         args, kwargs = tree_unflatten(arguments, spec)
-        self._calls.append(Call(function, tuple(args), kwargs, len(results)))
+        self._calls.append(Computation(function, tuple(args), kwargs, len(results)))
         if isinstance(result, Tensor):
             return self._add_known(result, False)
         return [self._add_known(item, False) for item in results]

@@ -64,7 +64,7 @@ def _unary(function: Callable[..., Any]) -> Callable[[Ragged], Ragged]:
     return apply
 
 
-class _Batch(type):
+class _NotIterable(type):
     """A class whose objects ``iter`` accepts, but ``isinstance(..., Iterable)`` does not.
 
     Packages that weight means by the size of a batch, such as Lightning, search in Iterables for a
@@ -86,7 +86,7 @@ class _Batch(type):
 _SEARCH = getattr(getattr(_collections_abc, "_check_methods", None), "__code__", None)
 
 
-class Ragged(SequenceOperations, Conversions, metaclass=_Batch):  # type: ignore[metaclass]
+class Ragged(SequenceOperations, Conversions, metaclass=_NotIterable):  # type: ignore[metaclass]
     """A batch of sequences of different lengths, without padding.
 
     ``values`` ``(N, *features)`` contains the sequences one after the other, in the caller's order,

@@ -46,7 +46,7 @@ class Text(NamedTuple):
     is_note: bool = False
 
 
-class Command(NamedTuple):
+class CommandLines(NamedTuple):
     """Lines of code, with a copy button."""
 
     lines: Sequence[str]
@@ -57,7 +57,7 @@ class Command(NamedTuple):
         return "\n".join([f"```{self.language}", *map(printable, self.lines), "```"])
 
 
-class Matrix(NamedTuple):
+class CountMatrix(NamedTuple):
     """A table of counts, each cell shaded by its share of the row."""
 
     title: str
@@ -71,7 +71,7 @@ class Matrix(NamedTuple):
         return list(zip(self.names, self.counts, strict=True))
 
 
-class Picture(NamedTuple):
+class InlinePicture(NamedTuple):
     """An SVG from :func:`inline`, its text alternative, and its replacement in Markdown."""
 
     svg: str
@@ -101,10 +101,12 @@ class Picker(NamedTuple):
 
     # By name: the legend, and the labels by value.
     groups: Mapping[str, tuple[str, Mapping[str, str]]]
-    pictures: Sequence[Picture]
+    pictures: Sequence[InlinePicture]
 
 
-Block: TypeAlias = Heading | Text | Command | Table | Matrix | Picture | Chart | Picker
+Block: TypeAlias = (
+    Heading | Text | CommandLines | Table | CountMatrix | InlinePicture | Chart | Picker
+)
 
 
 class Part(NamedTuple):
@@ -140,7 +142,7 @@ class Page(NamedTuple):
             written = (
                 block.markdown()
                 for block in section.blocks
-                if isinstance(block, Command | Table | Picture)
+                if isinstance(block, CommandLines | Table | InlinePicture)
             )
             blocks += [f"## {section.title}", *filter(None, written)]
         return "\n\n".join([*blocks, escaped(self.footer)]) + "\n"
@@ -170,9 +172,11 @@ def _environment() -> Any:
     return environment
 
 
-def picture(svg: bytes, prefix: str, words: str, caption: str, in_markdown: str = "") -> Picture:
+def picture(
+    svg: bytes, prefix: str, words: str, caption: str, in_markdown: str = ""
+) -> InlinePicture:
     """Return an SVG of :mod:`raglane.report.figures` as a block."""
-    return Picture(inline(svg.decode(), prefix, DATA_COLORS), words, caption, in_markdown)
+    return InlinePicture(inline(svg.decode(), prefix, DATA_COLORS), words, caption, in_markdown)
 
 
 def inline(svg: str, prefix: str, colors: Mapping[str, str] | None = None) -> str:

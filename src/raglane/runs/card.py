@@ -13,15 +13,15 @@ import numpy as np
 from raglane._utils.files import write_files
 from raglane._utils.messages import count_of, metric_words, shorten
 from raglane._utils.table import Table, escaped
+from raglane._utils.words import seconds_in_words
 from raglane.data.assemble.errors import attempt
 from raglane.data.dataset import Dataset
-from raglane.data.prepare.lengths import Distribution, summary
+from raglane.data.prepare.lengths import LengthCounts, summary
 from raglane.data.splitting import join_tokens
 from raglane.errors import DataError
-from raglane.planner import machine
-from raglane.planner.words import seconds_in_words
+from raglane.native import machine
 from raglane.report.figures import class_rows, curve_svg, lengths_svg, points, rows_svg
-from raglane.report.page import Block, Command, Matrix, Page, Part, picture
+from raglane.report.page import Block, CommandLines, CountMatrix, Page, Part, picture
 from raglane.runs.advice import advise
 from raglane.runs.configuration import entries, words_of
 from raglane.runs.forecast_pictures import forecast_pictures
@@ -52,7 +52,7 @@ _PURPOSES = {
 }
 
 
-class Parts(NamedTuple):
+class DataParts(NamedTuple):
     """The parts of the data of a run."""
 
     training: Dataset
@@ -88,7 +88,7 @@ class Parts(NamedTuple):
         )
 
 
-def about(parts: Parts, settings: Settings) -> str:
+def about(parts: DataParts, settings: Settings) -> str:
     """Return data, cell, task and counts, for the titles of pictures."""
     counts = ", ".join(f"{len(dataset):,} {name}" for name, dataset in parts.known.items())
     cell = (
@@ -100,7 +100,7 @@ def about(parts: Parts, settings: Settings) -> str:
 
 
 def write_card(
-    folder: Path, settings: Settings, result: TrainingResult, parts: Parts
+    folder: Path, settings: Settings, result: TrainingResult, parts: DataParts
 ) -> str | None:
     """Write ``card.md`` and ``report.html`` to the folder of a finished run; return advice on
     it.
@@ -115,8 +115,8 @@ def write_card(
 
 
 def _measure(
-    folder: Path, settings: Settings, result: TrainingResult, parts: Parts
-) -> tuple[_Measured, list[str]]:
+    folder: Path, settings: Settings, result: TrainingResult, parts: DataParts
+) -> tuple[_MeasuredPart, list[str]]:
     """Evaluate the model of a run; return the results, and notes on them."""
     saved = load_model(folder)
     device = pick_device(settings.device)
@@ -145,7 +145,7 @@ def _measure(
     skipped = left_out(*parts.known.values())
     if skipped:
         notes.append(f"Invalid rows left out: {len(skipped):,}; {SKIPPED} lists them.")
-    return _Measured(saved, result, evaluation, each, on, forecasts), notes
+    return _MeasuredPart(saved, result, evaluation, each, on, forecasts), notes
 
 
 def _scores(
@@ -156,7 +156,7 @@ def _scores(
     return evaluation, measure_sequences(saved, records, device, seed)
 
 
-class _Measured(NamedTuple):
+class _MeasuredPart(NamedTuple):
     """The results of a model, and the part on which they were measured."""
 
     saved: SavedModel
@@ -212,7 +212,7 @@ class _Measured(NamedTuple):
             return []
         caption = "Counts; rows are true classes, columns predicted ones"
         names = [_short(name) for name in self.evaluation.labels]
-        return [Matrix("Confusion matrix", caption, names, self.evaluation.confusion.tolist())]
+        return [CountMatrix("Confusion matrix", caption, names, self.evaluation.confusion.tolist())]
 
     @property
     def rows_title(self) -> str:
@@ -334,7 +334,11 @@ class _Measured(NamedTuple):
 
 
 def make_card(
-    folder: Path, settings: Settings, parts: Parts, measured: _Measured, notes: Sequence[str]
+    folder: Path,
+    settings: Settings,
+    parts: DataParts,
+    measured: _MeasuredPart,
+    notes: Sequence[str],
 ) -> Page:
     """Return the card of a run as a page."""
     state = measured.result.state
@@ -383,7 +387,7 @@ def make_card(
     )
 
 
-def _lengths(parts: Parts) -> list[Block]:
+def _lengths(parts: DataParts) -> list[Block]:
     """Return a histogram of the lengths of each part."""
     lengths = {
         name: np.asarray(dataset.element_counts).tolist()
@@ -400,13 +404,13 @@ def _lengths(parts: Parts) -> list[Block]:
     return [picture(lengths_svg(lengths), "l", f"Sequences by length: {counts}.", caption)]
 
 
-def _data(parts: Parts, saved: SavedModel) -> Table:
+def _data(parts: DataParts, saved: SavedModel) -> Table:
     """Return the source of the data, and statistics of the lengths of each part."""
     rows: list[tuple[Any, ...]] = []
     for name, dataset in parts.known.items():
         lengths = np.asarray(dataset.element_counts)
         if len(lengths) and lengths.sum():
-            of = summary(Distribution.of(lengths))
+            of = summary(LengthCounts.of(lengths))
             numbers = (of.count, of.elements, of.minimum, of.median, of.p95, of.maximum, of.density)
         else:
             numbers = (len(lengths), 0, 0, 0, 0, 0, float("nan"))
@@ -437,7 +441,7 @@ def _channels(names: tuple[str, ...]) -> str:
     return f"{count_of(len(names), 'channel')}: {listed}" + (", ..." if len(names) > 10 else "")
 
 
-def _labels(parts: Parts) -> list[Block]:
+def _labels(parts: DataParts) -> list[Block]:
     """Return the counts of the labels of the training part."""
     counts = parts.training.label_counts()
     total = counts.total()
@@ -514,7 +518,7 @@ def _use(folder: Path, settings: Settings, is_demo: bool) -> list[Block]:
         f'run.predict("DATA")["{answer}"]',
         'run.evaluate("DATA")',
     )
-    return [Command(shell), Command(python, "python")]
+    return [CommandLines(shell), CommandLines(python, "python")]
 
 
 def _short(value: Any) -> Any:

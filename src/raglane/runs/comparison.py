@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from raglane._utils.json import read_json, reading
 from raglane._utils.messages import count_of, metric_words
 from raglane.errors import DataError
 from raglane.report.figures import Compared
@@ -16,7 +17,6 @@ from raglane.training.checkpoint import CONFIG, count_weights
 from raglane.training.folder import BEST, EVALUATION, LAST, find
 from raglane.training.job import RunDescription, load_description
 from raglane.training.state import TrainingState, load_progress
-from raglane.training.stored import read_json, reading
 
 
 class RunSummary(NamedTuple):

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from raglane._utils.messages import count_of
 from raglane._utils.table import Table
-from raglane.planner import machine
-from raglane.planner.words import seconds_in_words
+from raglane._utils.words import seconds_in_words
+from raglane.native import machine
 from raglane.report.figures import MEASURES, Compared, losses_svg, rows_svg, setting_svg
 from raglane.report.page import Block, Heading, Page, Part, picture
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from raglane._utils.messages import printable
 from raglane._utils.options import DATA, MODEL, RUN, TRAINING, flag_of, in_words, options
-from raglane.runs.sources import DEFAULT_DATA, SavedSource, Source
+from raglane.runs.sources import DEFAULT_DATA, SavedSource, SequenceSource
 from raglane.training.settings import Settings
 
 _PANELS = (DATA, MODEL, TRAINING, RUN)
@@ -31,7 +31,7 @@ _OF_DEMO = "# The options of this run of raglane demo; for other data: raglane t
 _COMMENT = 34
 
 
-class Entry(NamedTuple):
+class OptionValue(NamedTuple):
     """An option and its value."""
 
     key: str
@@ -46,11 +46,11 @@ def key_of(kind: Any, name: str) -> str:
     return flag_of(kind, name).removeprefix("--")
 
 
-def entries(chosen: Any, comments: Mapping[str, str] | None = None) -> list[Entry]:
+def entries(chosen: Any, comments: Mapping[str, str] | None = None) -> list[OptionValue]:
     """Return the options of a dataclass instance."""
     comments = comments or {}
     return [
-        Entry(
+        OptionValue(
             key_of(chosen, name),
             in_words(getattr(chosen, name), option),
             option.unset or "",
@@ -80,11 +80,13 @@ def words_of(chosen: Any, always: str = "") -> list[str]:
     return words
 
 
-def other_entries(values: Mapping[str, Any], comments: Mapping[str, str], out: str) -> list[Entry]:
+def other_entries(
+    values: Mapping[str, Any], comments: Mapping[str, str], out: str
+) -> list[OptionValue]:
     """Return the options of a command that are in no dataclass."""
     unset = _UNSET | {"output": out, "minutes": "no end"}
     return [
-        Entry(
+        OptionValue(
             name,
             value,
             unset.get(name, ""),
@@ -95,7 +97,7 @@ def other_entries(values: Mapping[str, Any], comments: Mapping[str, str], out: s
     ]
 
 
-def as_toml(listed: Iterable[Entry], heading: str = "") -> str:
+def as_toml(listed: Iterable[OptionValue], heading: str = "") -> str:
     """Return options as TOML, grouped by panel; unset ones are comments."""
     lines: dict[str, list[str]] = {panel: [f"# {panel}"] for panel in _PANELS}
     for entry in listed:
@@ -107,10 +109,10 @@ def as_toml(listed: Iterable[Entry], heading: str = "") -> str:
 def run_config(settings: Settings, data: Mapping[str, Any]) -> bytes:
     """Return the content of ``run.toml``, which repeats a run."""
     saved = dataclasses.asdict(SavedSource(None, None, {}, None, None)) | dict(data)
-    source = Source(None, None).chosen(saved["columns"])
+    source = SequenceSource(None, None).chosen(saved["columns"])
     paths = [
         _path_entry("data", saved["path"] if data else ""),
-        Entry("format", saved["format"], _UNSET["format"]),
+        OptionValue("format", saved["format"], _UNSET["format"]),
         _path_entry("validation", saved["validation"]),
         _path_entry("test", saved["test"]),
     ]
@@ -119,18 +121,18 @@ def run_config(settings: Settings, data: Mapping[str, Any]) -> bytes:
     return (as_toml(listed, _OF_DEMO if is_demo else _REPEATS) + "\n").encode()
 
 
-def _path_entry(key: str, path: str | None) -> Entry:
+def _path_entry(key: str, path: str | None) -> OptionValue:
     """Return the entry of a path; an empty one, which commands refuse, if TOML cannot express
     it.
     """
     if path == "":
-        return Entry(key, "", comment="was in memory: name a file")
+        return OptionValue(key, "", comment="was in memory: name a file")
     if path is not None and any("\ud800" <= letter <= "\udfff" for letter in path):
-        return Entry(key, "", comment=f"its name is not UTF-8: {printable(path)}")
-    return Entry(key, path, _UNSET[key])
+        return OptionValue(key, "", comment=f"its name is not UTF-8: {printable(path)}")
+    return OptionValue(key, path, _UNSET[key])
 
 
-def entry_in_toml(entry: Entry) -> str:
+def entry_in_toml(entry: OptionValue) -> str:
     """Return an option as a line of TOML, a comment if it is unset."""
     if entry.value is None:
         line = f"# {entry.key}: {entry.unset}" if entry.unset else f"# {entry.key}"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from raglane._utils.messages import count_of
-from raglane.planner.words import seconds_in_words
-from raglane.runs.card import Parts
+from raglane._utils.words import seconds_in_words
+from raglane.runs.card import DataParts
 from raglane.training.checkpoint import describe
 from raglane.training.job import Job
 from raglane.training.settings import Settings
@@ -16,7 +16,7 @@ from raglane.training.trainer import Trainer
 
 
 def try_run(
-    settings: Settings, parts: Parts, folder: Path | None, log: Callable[[str], None]
+    settings: Settings, parts: DataParts, folder: Path | None, log: Callable[[str], None]
 ) -> None:
     """Build the model of a training, run its first batch, and print what the training would do."""
     trainer = Trainer(

@@ -16,6 +16,7 @@ import torch
 
 from raglane._utils.checks import check_flag, check_kind
 from raglane._utils.files import as_path
+from raglane._utils.json import checked, rule_of
 from raglane._utils.messages import nearest, quote, require
 from raglane._utils.options import options as described
 from raglane.data.dataset import Dataset
@@ -23,14 +24,13 @@ from raglane.errors import ArgumentTypeError
 from raglane.runs.options import FitOptions
 from raglane.runs.progress import BarWatcher, CallingWatcher
 from raglane.runs.run import Run
-from raglane.runs.sources import Source, Sources
+from raglane.runs.sources import SequenceSource, Sources
 from raglane.runs.training import train_run
 from raglane.training.checkpoint import load_model, read_model
 from raglane.training.job import TrainingResult
 from raglane.training.own_cell import name_cell
 from raglane.training.run import follow
 from raglane.training.settings import Settings
-from raglane.training.stored import checked, rule_of
 
 
 def fit(
@@ -102,7 +102,7 @@ def fit(
     if callback is not None:
         rule = "a function of the losses and metrics of an epoch"
         check_kind("callback", callback, Callable, rule, "pass e.g. print, or leave it out")
-    source = Source(None, format).chosen(columns)
+    source = SequenceSource(None, format).chosen(columns)
     validated = None if validation is None else source.of(*_pair(validation), "validation")
     tested = None if test is None else source.of(*_pair(test), "test")
     notes: list[str] = []
@@ -138,7 +138,7 @@ def _run_of(result: TrainingResult, notes: tuple[str, ...], test: Dataset | None
 def _split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings and the columns among the options."""
     settings = [field.name for field in fields(Settings)]
-    columns = list(Source(None, None).stored)
+    columns = list(SequenceSource(None, None).stored)
     unknown = next((name for name in options if name not in (*settings, *columns)), None)
     if unknown is not None:
         near = nearest(unknown, [*settings, *columns, *(fit.__kwdefaults__ or ())])

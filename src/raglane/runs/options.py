@@ -1,7 +1,7 @@
 """The keyword arguments of ``rl.fit`` and of the methods of a run, to type checkers.
 
 They are the options of :class:`~raglane.training.settings.Settings`,
-:class:`~raglane.data.Columns` and :class:`~raglane.runs.sources.Source`, which have their defaults,
+:class:`~raglane.data.Columns` and :class:`~raglane.runs.sources.SequenceSource`, which have their defaults,
 rules and help texts.
 """
 

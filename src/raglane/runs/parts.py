@@ -12,7 +12,7 @@ from raglane._utils.messages import count_of
 from raglane.data.dataset import Dataset
 from raglane.data.holdout import elements_held_out, ends_held_out, held_out
 from raglane.data.records import note_empty, note_single
-from raglane.runs.sources import Source, Sources
+from raglane.runs.sources import SequenceSource, Sources
 from raglane.training.settings import Settings
 
 Log = Callable[[str], None]
@@ -67,7 +67,7 @@ def _repeated(training: Dataset, other: Dataset) -> int:
     return sum(elements in seen for elements in hashes(other))
 
 
-def _read(source: Source, settings: Settings, log: Log) -> Dataset:
+def _read(source: SequenceSource, settings: Settings, log: Log) -> Dataset:
     records = source.read(settings.task)
     if settings.task == "classify" and (note := note_empty(records.records)):
         log(f"{source.where}: {note}")

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import torch
 
 from raglane._utils.files import as_path, check_writable, write_folder
+from raglane._utils.json import reading
 from raglane._utils.messages import count_of, quote, quote_all
 from raglane.data.dataset import Dataset
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.errors import ArgumentError, DataError
 from raglane.runs.options import ColumnOptions
-from raglane.runs.sources import SavedSource, Source
+from raglane.runs.sources import SavedSource, SequenceSource
 from raglane.runs.tables import TablePredictor
 from raglane.training import inference
 from raglane.training.checkpoint import (
@@ -35,10 +36,10 @@ from raglane.training.own_cell import NamedCode, named_code, take_code
 from raglane.training.results import Evaluation, Predictions
 from raglane.training.run import TrainingResult, load_description
 from raglane.training.state import load_progress
-from raglane.training.stored import reading
 
 if TYPE_CHECKING:
     from raglane.export import Exported
+    from raglane.runs.stream_frames import RunFrames
 
 
 # Replaces the folder in messages about a pickled run.
@@ -138,6 +139,12 @@ class Run:
     def __reduce__(self) -> tuple[Any, ...]:
         files = model_files(self.model, self.preprocessor, self.saved.columns)
         return _from_files, (files, self.notes, named_code(self.model.config.cell))
+
+    def _stream_frames(self, dtype: torch.dtype | None, passes_nan: bool) -> RunFrames:
+        """Return the stages of the run, and its frames and results, to an engine."""
+        from raglane.runs.stream_frames import RunFrames
+
+        return RunFrames(self.saved, dtype, passes_nan)
 
     @property
     def model(self) -> SequenceModel:
@@ -349,7 +356,7 @@ class Run:
             DataError: the data cannot be read.
         """
         with reading(self.folder or _PICKLE):
-            trained = Source(None, format).chosen(self.saved.columns)
+            trained = SequenceSource(None, format).chosen(self.saved.columns)
         source = trained.chosen(columns).of(data, labels)
         records = source.read(self.task, need_labels=need_labels)
         if source.held is None:
@@ -407,7 +414,7 @@ class Run:
             if sources.test is not None:
                 return sources.source(sources.test).read(self.task)
             if sources.path is None:
-                return Source(None, None).read(self.task, role="test")
+                return SequenceSource(None, None).read(self.task, role="test")
         raise ArgumentError(
             "data", "nothing", "given, because this run has no test data", "pass DATA"
         )

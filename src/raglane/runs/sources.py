@@ -18,7 +18,7 @@ from raglane.training.settings import ModelSettings
 
 if TYPE_CHECKING:
     from raglane.data.dataset import Dataset
-    from raglane.data.formats import File
+    from raglane.data.formats import ParsedFile
 
 
 DEFAULT_DATA = "Japanese vowels"
@@ -43,7 +43,7 @@ def _renamed(trained: Columns, given: Mapping[str, Any]) -> Columns:
 
 
 @dataclass(frozen=True)
-class Source:
+class SequenceSource:
     """A source of sequences: a file or folder with its columns, data in memory, or the embedded
     default.
     """
@@ -65,10 +65,12 @@ class Source:
     def __post_init__(self) -> None:
         check(self)
 
-    def chosen(self, values: Mapping[str, Any]) -> Source:
+    def chosen(self, values: Mapping[str, Any]) -> SequenceSource:
         """Return the source with some options replaced, which :attr:`stored` lists."""
-        columns = {name: value for name, value in values.items() if name not in options(Source)}
-        rows = {name: value for name, value in values.items() if name in options(Source)}
+        columns = {
+            name: value for name, value in values.items() if name not in options(SequenceSource)
+        }
+        rows = {name: value for name, value in values.items() if name in options(SequenceSource)}
         return replace(self, columns=_renamed(self.columns, arguments_of(columns)), **rows)
 
     @property
@@ -78,10 +80,10 @@ class Source:
             name: getattr(of, name) for of in (self.columns, self) for name in options(type(of))
         }
 
-    def of(self, data: Any, labels: Any = None, name: str = "data") -> Source:
+    def of(self, data: Any, labels: Any = None, name: str = "data") -> SequenceSource:
         """Return another source with the same columns: a path, or data in memory."""
         if not isinstance(data, (str, os.PathLike)):
-            from raglane.data.memory import listed
+            from raglane.data.assemble.in_memory import listed
 
             return replace(self, path=None, held=(listed(data), listed(labels)))
         if labels is not None:
@@ -136,7 +138,7 @@ class Source:
             return Dataset(self._file(asked).records(asked))
         return read(self.path, asked, self.format, on_bad_row="skip")
 
-    def _file(self, asked: Columns) -> File:
+    def _file(self, asked: Columns) -> ParsedFile:
         """Parse the file, or return it if it has been parsed."""
         from raglane.data.formats import open_file
 
@@ -214,9 +216,9 @@ class Source:
     def _guess_in_memory(self, loss: str | None) -> tuple[Dataset, str]:
         """Return data in memory with its task, which a Dataset determines."""
         from raglane.data.assemble.errors import accepted
+        from raglane.data.assemble.in_memory import InMemory
         from raglane.data.assemble.opened import guess
         from raglane.data.dataset import Dataset
-        from raglane.data.memory import InMemory
         from raglane.data.reading import check_in_memory
 
         data, labels = self.held or (None, None)
@@ -270,9 +272,9 @@ class Sources(NamedTuple):
     out.
     """
 
-    training: Source
-    validation: Source | None = None
-    test: Source | None = None
+    training: SequenceSource
+    validation: SequenceSource | None = None
+    test: SequenceSource | None = None
 
     def with_parsed(self, parsed: dict[Path, Any] | None) -> Sources:
         """Return sources of which the training data is parsed once, and then taken from there."""
@@ -301,7 +303,7 @@ class Sources(NamedTuple):
         return Sources(source, *others), source.read(task), line
 
 
-def check_default(source: Source, settings: ModelSettings) -> None:
+def check_default(source: SequenceSource, settings: ModelSettings) -> None:
     """Raise if the default data is used for another task than classify."""
     if source.is_default and settings.task != "classify":
         rule = f"'classify' for the default data, {DEFAULT_DATA}"
@@ -319,10 +321,12 @@ class SavedSource:
     test: str | None
 
     @classmethod
-    def of(cls, source: Source, validation: Source | None, test: Source | None) -> SavedSource:
+    def of(
+        cls, source: SequenceSource, validation: SequenceSource | None, test: SequenceSource | None
+    ) -> SavedSource:
         """Return the stored form of sources, without data in memory."""
 
-        def text(other: Source | None) -> str | None:
+        def text(other: SequenceSource | None) -> str | None:
             return None if other is None or other.path is None else str(other.path.absolute())
 
         return cls(text(source), source.format, source.stored, text(validation), text(test))
@@ -330,17 +334,17 @@ class SavedSource:
     @classmethod
     def load(cls, run: Path, data: Mapping[str, Any]) -> SavedSource:
         """Validate the sources in run.json."""
+        from raglane._utils.json import build, reading
         from raglane.training.folder import DESCRIPTION
-        from raglane.training.stored import build, reading
 
         with reading(run / DESCRIPTION):
             saved = build(cls, data, "data")
             saved.source(None)
         return saved
 
-    def source(self, path: str | None) -> Source:
+    def source(self, path: str | None) -> SequenceSource:
         """Return the source of a file with the run's format and columns."""
-        source = Source(None if path is None else Path(path), self.format)
+        source = SequenceSource(None if path is None else Path(path), self.format)
         return source.chosen(self.columns)
 
 

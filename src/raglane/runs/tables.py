@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from raglane._utils.json import finite
 from raglane._utils.messages import require
 from raglane.data.sources.frames import of_frame
 from raglane.errors import ArgumentTypeError
 from raglane.training.own_cell import named_code, take_code
-from raglane.training.stored import finite
 
 # The runs that this process has loaded, by folder or by SHA-256 of the pickle.
 _RUNS: dict[str, Any] = {}

@@ -15,12 +15,12 @@ from raglane.data.dataset import Dataset
 from raglane.errors import ArgumentError, DataError, DivergedError
 from raglane.report.figures import curves
 from raglane.runs.advice import advise
-from raglane.runs.card import Parts, about, write_card
+from raglane.runs.card import DataParts, about, write_card
 from raglane.runs.configuration import run_config
 from raglane.runs.dry_run import try_run
 from raglane.runs.parts import Log, read_parts
 from raglane.runs.progress import LoggingWatcher, check_logger
-from raglane.runs.sources import SavedSource, Source, Sources, check_default
+from raglane.runs.sources import SavedSource, SequenceSource, Sources, check_default
 from raglane.training.checkpoint import read_model
 from raglane.training.folder import (
     DESCRIPTION,
@@ -61,7 +61,7 @@ class Trained(NamedTuple):
 
     result: TrainingResult
     settings: Settings
-    parts: Parts
+    parts: DataParts
     sources: Sources
     advice: str | None
 
@@ -104,7 +104,7 @@ def train_run(
             _check(settings)
             records = sources.training.open(settings.task)
         else:
-            sources = sources or Sources(Source(None, None).chosen(columns))
+            sources = sources or Sources(SequenceSource(None, None).chosen(columns))
             claim = partial(claimed, overwrite=overwrite, dry_run=dry_run)
             if out is not None:
                 stack.enter_context(claim(out))
@@ -126,7 +126,7 @@ def train_run(
             settings = _settled(settings, training, validation, fixed, log)
         _report_too_long(settings, training, log)
         data = _saved_data(sources, before)
-        parts = Parts(training, validation, test, data.get("path"), in_memory=not data)
+        parts = DataParts(training, validation, test, data.get("path"), in_memory=not data)
         if dry_run:
             try_run(settings, parts, out, log)
             nothing = TrainingResult(None, settings.terms.metric, TrainingState())
@@ -176,7 +176,7 @@ def _settled(
 
 def _watched(
     settings: Settings,
-    parts: Parts,
+    parts: DataParts,
     folder: Path | None,
     before: RunDescription | None,
     watcher: Any,
@@ -217,7 +217,9 @@ def _watched(
     return result, advise(settings, result, evaluation, "validation", parts.training)
 
 
-def close_run(folder: Path, settings: Settings, result: TrainingResult, parts: Parts) -> str | None:
+def close_run(
+    folder: Path, settings: Settings, result: TrainingResult, parts: DataParts
+) -> str | None:
     """Draw the history of a run and, unless it was stopped, write its model card; return advice on
     it.
     """
@@ -236,7 +238,9 @@ def _check(settings: Settings) -> None:
     check_logger(settings.logger)
 
 
-def _opened(source: Source, chosen: Mapping[str, Any], log: Log) -> tuple[Settings, Dataset]:
+def _opened(
+    source: SequenceSource, chosen: Mapping[str, Any], log: Log
+) -> tuple[Settings, Dataset]:
     """Return the settings and the sequences; an omitted task is guessed from the labels and the
     loss.
     """
@@ -250,7 +254,7 @@ def _opened(source: Source, chosen: Mapping[str, Any], log: Log) -> tuple[Settin
     return Settings(**{**chosen, "task": task}), records
 
 
-def guessed(source: Source, loss: str | None, log: Log) -> tuple[Dataset, str]:
+def guessed(source: SequenceSource, loss: str | None, log: Log) -> tuple[Dataset, str]:
     """Return the sequences, and the task guessed from their labels and the loss."""
     records, task = source.guess(loss)
     labels = records.labels if records.is_in_memory else None
@@ -299,12 +303,12 @@ def _resumed(
     _changes_of(folder, training.stored, training.chosen(columns).stored)
     named = other_sources or Sources(training)
 
-    def part(source: Source | None, path: str | None) -> Source | None:
+    def part(source: SequenceSource | None, path: str | None) -> SequenceSource | None:
         if source is None:
             return None if path is None else saved.source(path)
         return of_run(source)
 
-    def of_run(source: Source) -> Source:
+    def of_run(source: SequenceSource) -> SequenceSource:
         return replace(source.chosen(saved.columns), format=source.format or saved.format)
 
     return settings, Sources(

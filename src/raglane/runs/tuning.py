@@ -19,21 +19,21 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 from raglane._utils.files import put_folder, write_file
+from raglane._utils.json import checked, rule_of
 from raglane._utils.lock import locked, turn
 from raglane._utils.messages import argument, nearest, quote, require
 from raglane._utils.options import check_value, options
 from raglane.errors import ArgumentError, CheckpointError, DivergedError
-from raglane.runs.card import Parts
+from raglane.runs.card import DataParts
 from raglane.runs.comparison import compare, has_model
 from raglane.runs.comparison_page import comparison_page
-from raglane.runs.configuration import Entry, entry_in_toml, key_of, run_config
+from raglane.runs.configuration import OptionValue, entry_in_toml, key_of, run_config
 from raglane.tasks import TASKS
 from raglane.training.folder import LAST, REPORT, check_folder, find
 from raglane.training.job import identity
 from raglane.training.run import train
 from raglane.training.settings import Settings
 from raglane.training.state import Callback, TrainingState
-from raglane.training.stored import checked, rule_of
 
 STUDY = "study.db"
 """The database of a study."""
@@ -166,7 +166,9 @@ def as_table(space: Space, comments: Mapping[str, str]) -> str:
         if isinstance(values, Range):
             value = {"low": values.low, "high": values.high} | ({"log": True} if values.log else {})
         lines.append(
-            entry_in_toml(Entry(key_of(Settings, name), value, comment=comments.get(name, "")))
+            entry_in_toml(
+                OptionValue(key_of(Settings, name), value, comment=comments.get(name, ""))
+            )
         )
     return "\n".join(lines)
 
@@ -228,7 +230,7 @@ class Search:
     folder: Path
     settings: Settings  # fixed settings and defaults
     space: Space
-    parts: Parts
+    parts: DataParts
     data: Mapping[str, Any]  # the sources of the parts, as in ``run.json``
     columns: Mapping[str, Any]
     trials: int  # in total, including earlier calls and other processes

@@ -37,8 +37,8 @@ from raglane.serve.gateways import Many
 from raglane.serve.hosts import Hosts, check_names, is_same_site
 from raglane.serve.live import (
     Clients,
+    ProtocolSequences,
     RefusedError,
-    Sequences,
     error_text,
     live,
     status_of,
@@ -227,7 +227,7 @@ class Server:
         self.token = None if token is None else token.encode()
         self._origins = origins
         self._hosts = hosts
-        self.sequences = Sequences(clients)
+        self.sequences = ProtocolSequences(clients)
         self.conversations = {"/stream": One, "/streams": Many}
         self.pages: dict[str, bytes] = {}  # by their paths, from the start on
         self.sockets: set[Any] = set()  # of the server of ``raglane serve``

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from raglane._utils.messages import quote, require
 from raglane.errors import ArgumentError, ClosedError
-from raglane.serve.continued import Remembered, State, Streams, raise_failure
+from raglane.serve.continued import Remembered, Streams, StreamState, raise_failure
 
 _KEEP = 256
 _TRIES = 8  # connections, until the server is considered lost; each waits twice as long
@@ -75,7 +75,7 @@ class ClientStream:
             self._client._receive()
         return rows
 
-    def state(self) -> State:
+    def state(self) -> StreamState:
         """Return the state after all pushed frames, also for another server with the model."""
         stream = self._stream
         streams = self._client._streams
@@ -143,7 +143,7 @@ class Client:
             self._open.close()
             raise
 
-    def open(self, state: State | None = None) -> ClientStream:
+    def open(self, state: StreamState | None = None) -> ClientStream:
         """Open a stream, or continue one from what ``state()`` of a stream returned."""
         stream, message = self._streams.open(state)
         self._send(lambda: [message])
@@ -215,7 +215,7 @@ class AsyncClientStream:
             await self._client._changed(self._stream)
         return rows
 
-    async def state(self) -> State:
+    async def state(self) -> StreamState:
         """See ``state`` of a stream of :class:`Client`."""
         stream = self._stream
         stream.asked = True
@@ -288,7 +288,7 @@ class AsyncClient:
                 await self._reader
         await self._open.aclose()
 
-    async def open(self, state: State | None = None) -> AsyncClientStream:
+    async def open(self, state: StreamState | None = None) -> AsyncClientStream:
         """See :meth:`Client.open`."""
         stream, message = self._streams.open(state)
         await self._send([message])

@@ -22,7 +22,7 @@ _RECORD = struct.Struct("<II")
 _DTYPES = {"FP32": "<f4", "FP64": "<f8", "INT64": "<i8"}
 
 
-class State(NamedTuple):
+class StreamState(NamedTuple):
     """The state of a stream after ``at`` frames, for :meth:`Client.open`."""
 
     content: bytes
@@ -32,7 +32,7 @@ class State(NamedTuple):
 class Remembered:
     """A stream as its client remembers it: the last state, and the frames since then."""
 
-    def __init__(self, number: int, state: State | None) -> None:
+    def __init__(self, number: int, state: StreamState | None) -> None:
         self.number = number
         self.state = state
         self.since = deque[npt.NDArray[Any]]()  # frames after the state
@@ -73,9 +73,9 @@ class Streams:
         self.result_shape = tuple(facts["results"]["shape"])
         self.width = math.prod(self.result_shape) * self.result_dtype.itemsize
 
-    def open(self, state: State | None) -> tuple[Remembered, str]:
+    def open(self, state: StreamState | None) -> tuple[Remembered, str]:
         """Return a new stream, and the message that opens it."""
-        if state is not None and not isinstance(state, State):
+        if state is not None and not isinstance(state, StreamState):
             raise ArgumentTypeError(
                 "state", quote(state), "a State, or None", "pass the result of state()"
             )
@@ -165,7 +165,7 @@ class Streams:
             kind = BusyError if answer.get("code") in (1013, 4429) else ClosedError
             stream.error = kind("stream", answer["error"], "accepted by the server", "correct it")
         elif "state" in answer:
-            stream.state = State(base64.b64decode(answer["state"]), answer["at"])
+            stream.state = StreamState(base64.b64decode(answer["state"]), answer["at"])
             after = stream.pushed - stream.at  # frames after the state
             have = sum(map(len, stream.since))
             while stream.since and have - len(stream.since[0]) >= after:

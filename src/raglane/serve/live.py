@@ -17,9 +17,9 @@ from torch import Tensor
 
 from raglane._utils.messages import quote, shorten
 from raglane.errors import BusyError, ClosedError, RaglaneError
-from raglane.serve.engine import Engine
 from raglane.serve.served import Served
-from raglane.serve.streams import AsyncStream, Stream
+from raglane.streams.engine import Engine
+from raglane.streams.stream import AsyncStream, Stream
 
 _LONGEST_REASON = 120  # bytes of the reason in a close frame, of 123
 _SWEEP = 1.0  # seconds between searches for sequences whose streams were idle
@@ -143,7 +143,7 @@ class _Sequence:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class Sequences:
+class ProtocolSequences:
     """The sequences of the Open Inference Protocol by model and ``sequence_id``."""
 
     def __init__(self, clients: Clients) -> None:

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from raglane.errors import BusyError
-from raglane.serve.engine import Engine
-from raglane.serve.queues import Integers
-from raglane.serve.streams import Stream
+from raglane.streams.engine import Engine
+from raglane.streams.queues import Integers
+from raglane.streams.stream import Stream
 
 SPACING = 0.004
 """The least seconds between two rounds: frames that arrive within it share a step. The first frame
@@ -325,7 +325,7 @@ class Rounds:
 
     def expire(self) -> None:
         """Close idle streams, and tell their owners."""
-        if self.engine.idle is not None and self.engine._error is None and self.engine.expire():
+        if self.engine.idle is not None and self.engine.works and self.engine.expire():
             for slot, lane in enumerate(self._lanes):
                 if lane is not None and lane.stream.closed:
                     self._lanes[slot] = None

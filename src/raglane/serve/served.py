@@ -17,15 +17,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from raglane._utils.json import finite
 from raglane._utils.messages import quote
 from raglane.data.sources.frames import arrow_errors
 from raglane.errors import ArgumentError, BusyError, DispatchError, ShapeError
 from raglane.kernels.cpu.prepared import as_array
 from raglane.ragged import Ragged
-from raglane.serve.engine import Engine
-from raglane.serve.frames import numbers
 from raglane.serve.rounds import Rounds
-from raglane.training.stored import finite
+from raglane.streams.engine import Engine
+from raglane.streams.frames import numbers
 
 DATATYPES = {
     torch.float32: "FP32",
@@ -49,7 +49,7 @@ def to_json(content: Any) -> str:
         return json.dumps(finite(content), separators=(",", ":"))
 
 
-class _Request(NamedTuple):
+class _WholeSequences(NamedTuple):
     """Whole sequences of a client."""
 
     sequences: list[Any]
@@ -77,9 +77,9 @@ class Served:
                 self.reason = str(error)
         if self.engine is not None:
             self.rounds = Rounds(self.engine, period)
-        self._forms: dict[Any, Columns | Binary] = {}
+        self._forms: dict[Any, JsonColumns | Binary] = {}
         # The last batch of each kind, which a request may join.
-        self._batches: dict[Any, list[_Request]] = {}
+        self._batches: dict[Any, list[_WholeSequences]] = {}
         self._lock = threading.Lock()  # of the batches
         self._waiting = 0
         self._pool = ThreadPoolExecutor(1, f"raglane {name}")
@@ -154,14 +154,14 @@ class Served:
         rows = self.checked(self.frames(content))
         return as_array(rows.reshape(rows.shape[0], accepts.width))
 
-    def form(self, is_binary: bool, options: Mapping[str, Any]) -> Columns | Binary:
+    def form(self, is_binary: bool, options: Mapping[str, Any]) -> JsonColumns | Binary:
         """Return how results are written; raise if an option does not apply to the model."""
         prepared = self.streams.accepts.prepared
         key = is_binary, *sorted(options.items())
         if key not in self._forms:
             nothing = torch.empty(0, *prepared.output_features, dtype=prepared.output_dtype)
             self.answer(nothing, **options)
-            self._forms[key] = Binary(self) if is_binary else Columns(self, dict(options))
+            self._forms[key] = Binary(self) if is_binary else JsonColumns(self, dict(options))
         return self._forms[key]
 
     def checked(self, frames: Any) -> Tensor:
@@ -248,7 +248,7 @@ class Served:
                 "predict", f"{self._waiting} requests", rule, "repeat the request later"
             )
         self._check_options(options)
-        request = _Request([self._sequence(sequence) for sequence in sequences], Future())
+        request = _WholeSequences([self._sequence(sequence) for sequence in sequences], Future())
         # Readers of data differ by the kind of a sequence.
         kinds = sorted({_kind(sequence) for sequence in request.sequences}) or id(request)
         key = str((sorted(options.items()), kinds))
@@ -294,7 +294,7 @@ class Served:
             raise ShapeError("sequences", got, rule, "pass one list per element")
         return values.numpy()
 
-    def _work(self, key: str, batch: list[_Request], options: Mapping[str, Any]) -> None:
+    def _work(self, key: str, batch: list[_WholeSequences], options: Mapping[str, Any]) -> None:
         """Answer a batch in the thread of the pool."""
         with self._lock:
             if self._batches.get(key) is batch:
@@ -305,7 +305,7 @@ class Served:
             options,
         )
 
-    def _answer(self, batch: list[_Request], options: Mapping[str, Any]) -> None:
+    def _answer(self, batch: list[_WholeSequences], options: Mapping[str, Any]) -> None:
         try:
             columns = self._columns(
                 [sequence for request in batch for sequence in request.sequences], options
@@ -420,7 +420,7 @@ class Binary:
         return lambda begin, end: data[begin * size : end * size]
 
 
-class Columns:
+class JsonColumns:
     """Results as columns in JSON, an entry per row."""
 
     def __init__(self, served: Served, options: Mapping[str, Any]) -> None:

@@ -12,9 +12,9 @@ import torch
 
 from raglane._utils.checks import check_choice, check_whole
 from raglane._utils.messages import count_of, quote, require
+from raglane.data.assemble.in_memory import check_order
 from raglane.data.columns import Columns
 from raglane.data.dataset import Dataset
-from raglane.data.memory import check_order
 from raglane.data.reading import read
 from raglane.data.records import Targets
 from raglane.data.sources.objects import is_panel, is_text

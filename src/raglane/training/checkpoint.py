@@ -18,6 +18,14 @@ import torch
 from torch import Tensor
 
 from raglane._utils.files import as_path
+from raglane._utils.json import (
+    damaged,
+    parse_json,
+    read_bytes,
+    read_json,
+    reading,
+    to_json,
+)
 from raglane._utils.memory import FLOAT, TENSOR, check_memory
 from raglane._utils.messages import count_of, require
 from raglane.data.prepare.preprocess import Preprocessor
@@ -25,15 +33,7 @@ from raglane.errors import CheckpointError
 from raglane.training.folder import BEST, find
 from raglane.training.model import ModelConfig, SequenceModel
 from raglane.training.own_cell import check_named, is_own, label_of, name_cell
-from raglane.training.stored import (
-    damaged,
-    parse_json,
-    read_bytes,
-    read_json,
-    reading,
-    to_json,
-    with_new_words,
-)
+from raglane.training.stored import with_new_words
 
 FORMAT = "raglane-model"
 FORMAT_VERSION = 3

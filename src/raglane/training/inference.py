@@ -73,10 +73,17 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and present) else "cpu")
 
 
-def predict(
+def predict(saved: SavedModel, records: Dataset, **options: Any) -> Predictions:
+    """Return the predictions of a model, with one row per sequence, as :func:`predict_in_parts`."""
+    (whole,) = predict_in_parts(saved, records, part_size=None, **options)
+    return whole
+
+
+def predict_in_parts(
     saved: SavedModel,
     records: Dataset,
     *,
+    part_size: int | None,
     batch_size: int = 256,
     probabilities: bool = False,
     top: int = 1,
@@ -84,9 +91,11 @@ def predict(
     beam_size: int | None = None,
     n_best: int = 1,
     device: torch.device | None = None,
-) -> Predictions:
-    """Return the predictions of a model, with one row per sequence; labels are ignored.
-    ``device=None`` is the CPU.
+) -> Iterator[Predictions]:
+    """Yield the predictions of ``part_size`` sequences after the other, None for all; labels are
+    ignored. ``device=None`` is the CPU.
+
+    All data is read and checked before the first part.
     """
     check_whole("batch_size", batch_size, 1)
     task = make_task(saved.preprocessor, saved.model.config, saved.model)
@@ -99,32 +108,51 @@ def predict(
         n_best=n_best,
     )
     dataset = saved.preprocessor.apply(records, require_targets=False)
-    ids = list(dataset.ids)
-    numbers = len(ids) * horizon * len(saved.preprocessor.channels)
+    count = len(dataset)
+    numbers = count * horizon * len(saved.preprocessor.channels)
     check_memory(f"{numbers:,} numbers of forecasts", _FORECAST * numbers, "pass a smaller horizon")
     device = device or torch.device("cpu")
     model = saved.model.to(device)
-    with answering(model):
-        # Without targets a forecast reads the whole sequence.
-        batches = (
-            batch.inputs.to(device) for batch in in_order(dataset, BatchLimit(sequences=batch_size))
-        )
-        options = {"top": top, "beam_size": beam_size, "n_best": n_best}
-        options = {name: value for name, value in options.items() if name in task.options}
-        columns = task.predict(
-            model, batches, horizon=horizon, probabilities=probabilities, **options
-        )
+    options = {"top": top, "beam_size": beam_size, "n_best": n_best}
+    options = {name: value for name, value in options.items() if name in task.options}
+    limit = BatchLimit(sequences=batch_size)
+
+    def predicted(data: Dataset, part: Dataset) -> Predictions:
+        with answering(model):
+            # Without targets a forecast reads the whole sequence.
+            batches = (batch.inputs.to(device) for batch in in_order(part, limit))
+            columns = task.predict(
+                model, batches, horizon=horizon, probabilities=probabilities, **options
+            )
+        return _table(saved, task, data, part, columns, horizon)
+
+    if part_size is None or count <= part_size:
+        yield predicted(records, dataset)
+        return
+    for rows in torch.arange(count).split(part_size):
+        yield predicted(records.subset(rows), dataset.subset(rows))
+
+
+def _table(
+    saved: SavedModel,
+    task: Task,
+    records: Dataset,
+    dataset: Dataset,
+    columns: dict[str, list[Any]],
+    horizon: int,
+) -> Predictions:
+    """Return the predictions of sequences with what describes them: ids, times and words."""
     if task.is_per_element:
         slices = [slice(start, end) for start, end in pairwise(dataset.tensors().offsets.tolist())]
         columns = {name: [values[rows] for rows in slices] for name, values in columns.items()}
+    columns = {"id": list(dataset.ids), **columns}
     name = records.columns.id
     names = ("id",) if name is None else tuple(name.split(","))
     if saved.task == "forecast":
         dates = _dates_after(records, columns["prediction"], horizon)
-        channels = saved.preprocessor.channels
-        return Predictions({"id": ids, **columns}, names, dates, channels, per_element=True)
+        return Predictions(columns, names, dates, saved.preprocessor.channels, per_element=True)
     elements = _elements_of(records) if task.is_per_element else {}
-    return Predictions({"id": ids, **columns}, names, elements, per_element=task.is_per_element)
+    return Predictions(columns, names, elements, per_element=task.is_per_element)
 
 
 def _dates_after(

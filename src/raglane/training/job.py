@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.files import as_path, write_file
+from raglane._utils.json import read_json, reading, to_json
 from raglane._utils.messages import argument, message
 from raglane.data.dataset import Dataset
 from raglane.data.store.hashing import sequence_hashes
@@ -22,7 +23,7 @@ from raglane.training.folder import DESCRIPTION, find
 from raglane.training.own_cell import named_code, take_code
 from raglane.training.settings import Settings
 from raglane.training.state import TrainingState
-from raglane.training.stored import read_json, reading, to_json, with_new_words
+from raglane.training.stored import with_new_words
 
 FORMAT = "raglane-run"
 FORMAT_VERSION = 3

@@ -97,7 +97,7 @@ def plan_batches(
 
     Ranks share a batch, so its size is the best one of a rank times their number.
     """
-    from raglane.planner import plan, words
+    from raglane.planner import plan, texts
 
     if what == "batch_size" and settings.batch_elements is not None:
         got = f"auto, with {argument('batch_elements', settings.batch_elements)}"
@@ -119,7 +119,7 @@ def plan_batches(
     backend = explain(layer, torch.zeros(1, layer.input_size, device=device)).backend
     advice = plan(lengths, layer, processes=ranks, backends=[backend], threads=[threads])
     if what == "batch_elements":
-        why = words.why(advice.best_by_elements, advice.rows, ranks)
+        why = texts.why(advice.best_by_elements, advice.rows, ranks)
         return _by_elements(settings, advice, int(lengths.max()), ranks), why
     chosen = ranks * advice.best.size
     if settings.bptt_steps is not None:

@@ -10,24 +10,25 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from raglane._utils.checks import check_count
+from raglane._utils.json import build
 from raglane._utils.messages import quote
 from raglane.data.prepare import seasons
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError
 from raglane.nn import SequenceEncoder
+from raglane.nn.embeddings import Mixed, with_dropout
 from raglane.nn.linear import RowLinear, row_linear, row_sigmoid
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.search import beam_search, layers_first, rows_first
 from raglane.ragged import Ragged
 from raglane.tasks import TASKS
 from raglane.training.decoders import DECODERS
-from raglane.training.embeddings import Mixed, with_dropout
 from raglane.training.own_cell import is_own, load_cell
 from raglane.training.settings import ModelSettings
-from raglane.training.stored import build
 from raglane.training.tasks import CLASSES
 
 # The positions of the two special tokens in the vocabulary.
@@ -170,7 +171,7 @@ class ModelConfig(ModelSettings):
         """Count the weights of a model of some layers, which has no memory."""
         config = dataclasses.replace(self, num_layers=num_layers)
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), _WithoutNumbers():
                 model = SequenceModel(config)
         except RuntimeError as error:
             if "overflow" not in str(error):
@@ -188,6 +189,23 @@ class ModelConfig(ModelSettings):
                 raise ValueError(
                     f"model.{name} = {getattr(self, name)!r} with a preprocessor that gives {value!r}"
                 )
+
+
+class _WithoutNumbers(TorchFunctionMode):
+    """Skips initialisations, because that of a tensor on the device meta imports torch._dynamo,
+    which takes seconds.
+    """
+
+    def __torch_function__(
+        self,
+        function: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if getattr(function, "__module__", "") == nn.init.__name__:
+            return kwargs["tensor"] if kwargs and "tensor" in kwargs else args[0]
+        return function(*args, **kwargs or {})
 
 
 def _sizes(

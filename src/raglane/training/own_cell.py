@@ -36,7 +36,7 @@ class NamedCode(NamedTuple):
     cell: type | None = None
 
 
-class _Choice(NamedTuple):
+class _CellSource(NamedTuple):
     """The parts of ``path/to/file.py:MyCell@SHA256``."""
 
     path: str
@@ -207,12 +207,12 @@ def place_of_error(error: BaseException) -> str | None:
     return f"{lines[-1].filename}, line {lines[-1].lineno}: {_words(error)}" if lines else None
 
 
-def _parts(cell: str) -> _Choice:
+def _parts(cell: str) -> _CellSource:
     match = _FORM.fullmatch(cell)
     if match is None:
         rule = "a cell of the library, or a Python file and a class in it, path/to/file.py:MyCell"
         raise ArgumentError("cell", quote(cell), rule, "pass one of them")
-    return _Choice(*match.groups())
+    return _CellSource(*match.groups())
 
 
 def _source_of(cell: type) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raglane.data.dataset import Dataset
 from raglane.data.order import BatchLimit
-from raglane.data.prepare.lengths import Distribution, buckets
+from raglane.data.prepare.lengths import LengthCounts, buckets
 from raglane.data.splitting import join_tokens
 from raglane.ragged import Ragged
 from raglane.training.batches import Batch, in_order, targets_of
@@ -32,7 +32,7 @@ _RANGES = 6
 _SHORT = ("classify", "regress", "multilabel", "transcribe")
 
 
-class Range(NamedTuple):
+class LengthRange(NamedTuple):
     """The number, mean loss and mean metric of the sequences in a range of lengths."""
 
     low: int
@@ -73,17 +73,17 @@ class SequenceScores:
         """The lengths of the sequences, ``(B,)``."""
         return np.asarray(self.records.element_counts)[self.rows]
 
-    def ranges(self) -> tuple[Range, ...]:
+    def ranges(self) -> tuple[LengthRange, ...]:
         """Return ranges of lengths with about equal numbers of sequences."""
         ranges = []
-        for bucket in buckets(Distribution.of(self.lengths), _RANGES):
+        for bucket in buckets(LengthCounts.of(self.lengths), _RANGES):
             of = (self.lengths >= bucket.low) & (self.lengths <= bucket.high) & (self.count > 0)
             count = self.count[of]
             if count.sum():
                 loss, metric = (
                     float(numbers[of] @ count / count.sum()) for numbers in (self.loss, self.metric)
                 )
-                ranges.append(Range(bucket.low, bucket.high, int(of.sum()), loss, metric))
+                ranges.append(LengthRange(bucket.low, bucket.high, int(of.sum()), loss, metric))
         return tuple(ranges)
 
     def hardest(

@@ -6,12 +6,13 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from raglane._utils.files import as_path, check_new_file, no_formula, write_files
+from raglane._utils.json import finite
 from raglane._utils.messages import quote, require
 from raglane.data.assemble.answers import filled
 from raglane.data.dataset import Dataset
@@ -21,7 +22,6 @@ from raglane.errors import ArgumentError
 from raglane.training.checkpoint import CONFIG
 from raglane.training.folder import RUN_FILES, RUN_FOLDERS
 from raglane.training.results import Predictions
-from raglane.training.stored import finite
 
 
 def check_output(path: str | os.PathLike[str], *, escape_formulas: bool = False) -> None:
@@ -88,6 +88,17 @@ def write_predictions(
 
 def to_bytes(predictions: Predictions, suffix: str, *, escape_formulas: bool = False) -> bytes:
     """Return predictions as the content of a file with a suffix."""
+    return WRITERS[suffix](_columns(predictions, suffix, escape_formulas))
+
+
+def csv_in_parts(parts: Iterable[Predictions], *, escape_formulas: bool = False) -> Iterator[bytes]:
+    """Yield the content of a CSV file of all parts, one part after the other."""
+    for number, part in enumerate(parts):
+        yield _csv(_columns(part, ".csv", escape_formulas), has_names=number == 0)
+
+
+def _columns(predictions: Predictions, suffix: str, escape_formulas: bool) -> dict[str, list[Any]]:
+    """Return the columns of a file with a suffix."""
     if suffix == ".csv" and predictions.per_element:
         predictions = predictions.by_element()
     if suffix == ".parquet":
@@ -97,7 +108,7 @@ def to_bytes(predictions: Predictions, suffix: str, *, escape_formulas: bool = F
         columns = {
             no_formula(name): list(map(no_formula, entries)) for name, entries in columns.items()
         }
-    return WRITERS[suffix](finite(columns))
+    return finite(columns)
 
 
 def _conll(path: Path, predictions: Predictions, data: Dataset | None) -> bytes:
@@ -137,10 +148,11 @@ def _one_kind(columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return columns | {"id": [str(value) for value in ids]} if mixed else columns
 
 
-def _csv(columns: dict[str, list[Any]]) -> bytes:
+def _csv(columns: dict[str, list[Any]], *, has_names: bool = True) -> bytes:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
+    if has_names:
+        writer.writerow(columns)
     for row in zip(*columns.values(), strict=True):
         writer.writerow([_json(entry) if isinstance(entry, list) else entry for entry in row])
     return text.getvalue().encode()

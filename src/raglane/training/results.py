@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, overload
 from torch import Tensor
 
 from raglane._utils.checks import check_whole
+from raglane._utils.json import finite
 from raglane._utils.messages import (
     count_of,
     message,
@@ -21,7 +22,6 @@ from raglane._utils.messages import (
     shorten,
 )
 from raglane.errors import ArgumentError
-from raglane.training.stored import finite
 from raglane.training.tasks import Measured
 
 # Rows, and characters per entry, in the repr of a table.

@@ -142,7 +142,7 @@ def _launch(job: Job, callback: Callback | None) -> TrainingResult:
         replace(job.settings, processes=others.count)
         return lead(job, callback, others)
     if job.settings.engine == "ray":
-        from raglane.training.ranks.on_ray import launch_on_ray
+        from raglane.training.ranks.ray_workers import launch_on_ray
 
         return launch_on_ray(job, callback)
     if job.settings.processes == 1:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from raglane._utils.json import build
 from raglane._utils.messages import argument, quote, same_word
 from raglane._utils.options import DATA, MODEL, RUN, TRAINING, Rule, check, option
 from raglane.errors import ArgumentError
 from raglane.tasks import TASKS, Terms
 from raglane.training.own_cell import is_own
-from raglane.training.stored import build
 
 # The decoders of the task transcribe, the default first.
 DECODERS = ("ctc", "transducer", "attention")

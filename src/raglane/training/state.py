@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.json import build, read_json, reading, to_json
 from raglane._utils.messages import argument, message
 from raglane.errors import DivergedError
 from raglane.training.checkpoint import check_format, read_tensors, to_safetensors
 from raglane.training.settings import Settings
-from raglane.training.stored import build, read_json, reading, to_json
 from raglane.training.tasks import Score
 
 FORMAT = "raglane-training"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from raglane._utils.files import write_file, write_folder
+from raglane._utils.json import reading
 from raglane._utils.messages import argument
 from raglane.data.dataset import Dataset
 from raglane.data.order.order import key_of
@@ -52,7 +53,6 @@ from raglane.training.state import (
     rate_of,
     state_files,
 )
-from raglane.training.stored import reading
 from raglane.training.tasks import fit, make_task
 from raglane.training.tasks.base import values_of
 

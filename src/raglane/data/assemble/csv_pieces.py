@@ -13,12 +13,11 @@ from typing import NamedTuple
 import numpy as np
 
 from raglane._utils.messages import quote, require
-from raglane.data.arrays import Entries, Integers
 from raglane.data.assemble.elements import records_of_rows
 from raglane.data.assemble.errors import accepted
 from raglane.data.assemble.grouping import is_plain
 from raglane.data.assemble.pieces import Piece, sift
-from raglane.data.assemble.rows import row_piece
+from raglane.data.assemble.tabular import row_piece
 from raglane.data.assemble.times import joined_ids
 from raglane.data.columns import Columns
 from raglane.data.records import Records
@@ -34,7 +33,8 @@ from raglane.data.sources.csv import (
 )
 from raglane.data.sources.files import data_error
 from raglane.data.sources.lines import Start
-from raglane.data.typed.column import Column, Written, concatenated
+from raglane.data.typed.arrays import Entries, Integers
+from raglane.data.typed.column import Column, TextColumn, concatenated
 
 _Columns = dict[str, Column]
 
@@ -58,7 +58,7 @@ def csv_pieces(path: Path, columns: Columns, start: Start = ()) -> Iterator[Piec
             tables = partial(_tables, path, header, columns)
             survey = _survey(tables(), roles.id)
         if survey is not None and survey.are_consecutive:
-            file = _File(path, columns, roles, survey.are_numbers, tables)
+            file = _PiecewiseFile(path, columns, roles, survey.are_numbers, tables)
             if start:
                 # The first rows decide how the others are read.
                 for piece in islice(file.pieces(0), 1):
@@ -91,9 +91,9 @@ def column_pieces(path: Path, table: Mapping[str, Column], columns: Columns) -> 
     if not _count(table):
         raise data_error(path, "no rows", "a file with at least one sequence", "check the file")
     ids = joined_ids([table[name].words() for name in roles.id])
-    codes, different = Written(ids).codes()
+    codes, different = TextColumn(ids).codes()
     order = np.argsort(codes, kind="stable")
-    file = _File(path, columns, roles, all(map(is_plain, different)))
+    file = _PiecewiseFile(path, columns, roles, all(map(is_plain, different)))
     ordered = {name: column.take(order) for name, column in table.items()}
     yield file.piece(ordered, order, len(order))
 
@@ -133,7 +133,7 @@ def _series_piece(
 
 
 @dataclass(frozen=True)
-class _File:
+class _PiecewiseFile:
     """A file that is read in pieces: the roles of its columns, and whether all ids are numbers."""
 
     path: Path
@@ -229,14 +229,14 @@ def _ids_at(table: Mapping[str, Column], ids: tuple[str, ...], rows: Integers) -
     return joined_ids([table[name].take(rows).words() for name in ids])
 
 
-class _Survey(NamedTuple):
+class _OrderBySequence(NamedTuple):
     """The order of the rows by sequence: consecutive or not; and ids that are all whole numbers."""
 
     are_consecutive: bool
     are_numbers: bool
 
 
-def _survey(tables: Iterator[_Columns | None], ids: tuple[str, ...]) -> _Survey | None:
+def _survey(tables: Iterator[_Columns | None], ids: tuple[str, ...]) -> _OrderBySequence | None:
     """Look at the ids of all rows; return None for a file that is read in another way."""
     pandas = require("pandas", "data")
     hashes = []
@@ -252,4 +252,4 @@ def _survey(tables: Iterator[_Columns | None], ids: tuple[str, ...]) -> _Survey 
         hashes.append(pandas.util.hash_array(following, categorize=False))
     # Eight bytes per sequence. If two ids have the same hash, the file is read whole.
     every = np.sort(np.concatenate(hashes)) if hashes else np.zeros(0, dtype=np.uint64)
-    return _Survey(not bool((every[1:] == every[:-1]).any()), has_numbers)
+    return _OrderBySequence(not bool((every[1:] == every[:-1]).any()), has_numbers)

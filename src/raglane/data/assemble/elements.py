@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 
 from raglane._utils.messages import argument, quote
-from raglane.data.arrays import Array, Bools, Entries, Integers, Values
 from raglane.data.assemble.errors import accepted, refused
 from raglane.data.assemble.grouping import (
     SortedRows,
@@ -20,14 +19,15 @@ from raglane.data.assemble.grouping import (
 )
 from raglane.data.assemble.targets import labels_in, split_targets
 from raglane.data.columns import Columns, option
-from raglane.data.names import ID_NAMES, MISSING_WORDS, NO_TIME, TIME_NAMES
 from raglane.data.records import TIME_GAP, Feature, Records, RoleNotes, Targets, as_float32
 from raglane.data.roles import Facts, Refusal, Roles
 from raglane.data.roles.labels import label_of, one_label
 from raglane.data.roles.rules import named_features
 from raglane.data.sources.files import data_error
 from raglane.data.typed import decimals
+from raglane.data.typed.arrays import Array, Bools, Entries, Integers, Values
 from raglane.data.typed.column import Column
+from raglane.data.typed.names import ID_NAMES, MISSING_WORDS, NO_TIME, TIME_NAMES
 from raglane.tasks import TASKS
 
 

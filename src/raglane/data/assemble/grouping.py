@@ -10,21 +10,21 @@ from pathlib import Path
 import numpy as np
 
 from raglane._utils.messages import count_of, quote, require
-from raglane.data.arrays import Array, Bools, Entries, Floats, Integers
 from raglane.data.assemble.errors import refused
-from raglane.data.assemble.times import Unread, in_words, joined_ids, times_of
+from raglane.data.assemble.times import UnreadTime, in_words, joined_ids, times_of
 from raglane.data.columns import Columns, option
-from raglane.data.names import (
-    MISSING_WORDS,
-    TIME_NAMES,
-)
 from raglane.data.records import offsets_of, place_of
 from raglane.data.roles import Facts, Refusal, Roles
 from raglane.data.roles.rules import MOST_REPEATED, series_columns, taken
 from raglane.data.sources.files import data_error
 from raglane.data.sources.short_rows import check_ends
-from raglane.data.typed.column import Column, Typed, Written, numbers_in
+from raglane.data.typed.arrays import Array, Bools, Entries, Floats, Integers
+from raglane.data.typed.column import Column, TextColumn, Typed, numbers_in
 from raglane.data.typed.dates import gaps_in
+from raglane.data.typed.names import (
+    MISSING_WORDS,
+    TIME_NAMES,
+)
 
 # A soft hyphen, a space without width, a word joiner, and a byte order mark.
 _INVISIBLE = "\u00ad\u200b\u2060\ufeff"
@@ -100,7 +100,7 @@ def joined_columns(
                 if is_id
                 else np.array([" ".join(row) for row in zip(*words, strict=True)], dtype=object)
             )
-            columns = {str(name): Written(text), **columns}
+            columns = {str(name): TextColumn(text), **columns}
         names.append(name)
     return columns, names[0], names[1]
 
@@ -186,7 +186,7 @@ def _check_ids(
 def _times(path: Path, column: Column, name: str, rows: Integers, columns: Columns) -> Array:
     """Return the times of the rows, or raise for one that cannot be read."""
     times = times_of(column, name, columns.time_format)
-    if not isinstance(times, Unread):
+    if not isinstance(times, UnreadTime):
         return times
     if times.row is None:
         raise refused(path, times.refusal)
@@ -274,7 +274,7 @@ def _check_other_times(table: SortedRows, columns: Columns) -> None:
         times = times_of(column, name, columns.time_format)
         # An unread one is a feature or a label, which is checked later. Of a table of
         # dates, numbers are measured, such as a temperature T.
-        if isinstance(times, Unread) or times.dtype.kind != table.times.dtype.kind == "M":
+        if isinstance(times, UnreadTime) or times.dtype.kind != table.times.dtype.kind == "M":
             continue
         if ((times[1:] < times[:-1]) & same).any():
             got = f"the columns {quote(table.time)} and {quote(name)}, which order the rows differently"
@@ -338,7 +338,7 @@ def check_header_once(
 
 def _equals(column: Column, text: str) -> Bools:
     """Return which entries are a text, which is no number."""
-    if isinstance(column, Written):
+    if isinstance(column, TextColumn):
         return np.asarray(column.entries == text, dtype=np.bool_)
     odd = column.numbers()[1]
     if not odd.any():

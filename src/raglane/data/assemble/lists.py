@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import quote
-from raglane.data.arrays import Array, Integers
 from raglane.data.assemble.padding import without_padding
 from raglane.data.assemble.reader import Reader, words_of
 from raglane.data.assemble.sequences import SET_SIZE, are_sets, sequences_of
@@ -30,6 +29,7 @@ from raglane.data.roles import Roles
 from raglane.data.roles.label_types import label_kinds
 from raglane.data.sources.files import data_error
 from raglane.data.sources.ipc import CHANNELS
+from raglane.data.typed.arrays import Array, Integers
 from raglane.data.typed.arrow import arrow_types, as_texts, is_label, is_list, is_number, is_text
 
 

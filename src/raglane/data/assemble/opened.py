@@ -18,7 +18,7 @@ from raglane.data.assemble.errors import accepted
 from raglane.data.assemble.grouping import check_rows
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.padding import without_padding
-from raglane.data.assemble.rows import whole_rows, wide_rows
+from raglane.data.assemble.tabular import whole_rows, wide_rows
 from raglane.data.columns import Columns, option
 from raglane.data.records import Records, Targets, as_float32, offsets_of
 from raglane.data.roles import Facts, Refusal, Roles, Shape, decide_rows
@@ -26,7 +26,7 @@ from raglane.data.roles.decide import with_label
 from raglane.data.roles.guess import Guess, first_task, unfit
 from raglane.data.roles.rules import with_parts
 from raglane.data.roles.words import Words, named_words
-from raglane.data.sources.table import Table
+from raglane.data.sources.table import SourceTable
 from raglane.data.sources.text import Lines
 from raglane.data.sources.ts import Series
 from raglane.data.splitting import split_texts
@@ -60,7 +60,7 @@ def guess(opened: Opened, columns: Columns, tasks: Sequence[str]) -> Guess | Ref
 class Tabular:
     """A table, of any format; ``words`` are those of CoNLL."""
 
-    table: Table
+    table: SourceTable
     words: Words | None = None
 
     @property

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import count_of, require
-from raglane.data.arrays import Bools
 from raglane.data.columns import Columns, option
 from raglane.data.records import Feature, Records, offsets_of
+from raglane.data.typed.arrays import Bools
 from raglane.tasks import TASKS
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from raglane._utils.messages import quote, require
-from raglane.data.arrays import Entries, Integers, Values
 from raglane.data.columns import option
 from raglane.data.prepare.missing import how_to_fill
 from raglane.data.records import as_float32, place_of
 from raglane.data.sources.files import data_error
+from raglane.data.typed.arrays import Entries, Integers, Values
 from raglane.data.typed.arrow import arrow_types, as_texts, is_label
 from raglane.errors import DataError
 

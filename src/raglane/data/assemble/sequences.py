@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import count_of, quote, require
-from raglane.data.arrays import Array, Entries, Integers, Values
 from raglane.data.assemble.reader import Reader, first_null, not_utf8, numbers_of, words_of
 from raglane.data.columns import Columns, option
 from raglane.data.prepare.missing import how_to_fill
 from raglane.data.records import offsets_of, place_of
 from raglane.data.roles.rules import takes_tokens
 from raglane.data.splitting import split_texts
+from raglane.data.typed.arrays import Array, Entries, Integers, Values
 from raglane.data.typed.arrow import arrow_types, as_texts, explode, is_list, is_sequence, is_text
 
 # Sets of numbers are those of MIDI, such as the pitches of a chord. A fixed size gives all files

@@ -21,14 +21,14 @@ from raglane.data.roles import Facts, Roles, Shape, decide_rows
 from raglane.data.sources import ipc, jsonl, text, ts
 from raglane.data.sources.files import BYTES, ROWS, check_readable, data_error, decode
 from raglane.data.sources.lines import Line, Start, lines_of
-from raglane.data.sources.table import Table, whole_table
+from raglane.data.sources.table import SourceTable, whole_table
 from raglane.data.sources.text import Lines
 
 # The number of rows that decide whether a row of JSON is an element.
 _FIRST = 10_000
 
 
-def decided(path: Path, table: Table, columns: Columns) -> Roles:
+def decided(path: Path, table: SourceTable, columns: Columns) -> Roles:
     """Return the roles of a table, without the label of rows that are elements."""
     facts = Facts(table.columns, table.kinds, table.count)
     return accepted(path, decide_rows(facts, columns))
@@ -41,7 +41,7 @@ def opened_pieces(opened: Opened, columns: Columns, start: Start) -> Iterator[Pi
     yield from table_pieces(opened.table, opened.told(columns), start)
 
 
-def table_pieces(table: Table, columns: Columns, start: Start) -> Iterator[Piece]:
+def table_pieces(table: SourceTable, columns: Columns, start: Start) -> Iterator[Piece]:
     """Yield the pieces of a table in memory; a position is a row."""
     roles = decided(table.path, table, columns)
     if roles.shape is not Shape.LISTS:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import count_of, require
-from raglane.data.arrays import Entries, Integers
 from raglane.data.assemble.reader import Reader, first_null, words_of
 from raglane.data.columns import Columns, option
 from raglane.data.records import Targets, as_objects, offsets_of, place_of
@@ -26,6 +25,7 @@ from raglane.data.roles.label_types import (
     is_without_entries,
 )
 from raglane.data.splitting import split_texts
+from raglane.data.typed.arrays import Entries, Integers
 from raglane.data.typed.arrow import as_texts, explode, is_list, is_text
 from raglane.data.typed.column import Typed
 from raglane.errors import DataError

@@ -7,26 +7,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raglane._utils.messages import quote, require
-from raglane.data.arrays import Array, Bools, Entries, Floats
 from raglane.data.columns import option
-from raglane.data.names import (
-    NO_TIME,
-)
 from raglane.data.roles.rules import Refusal
 from raglane.data.typed import dates, decimals
+from raglane.data.typed.arrays import Array, Bools, Entries, Floats
 from raglane.data.typed.column import Column
+from raglane.data.typed.names import (
+    NO_TIME,
+)
 
 _RULE = "a file with times that are numbers, or dates such as 2024-01-31T12:30:00, 2024-01, 2024 Q1 or 2024 Jan"
 
 
-class Unread(NamedTuple):
+class UnreadTime(NamedTuple):
     """A row whose time cannot be read, and the refusal; ``row`` is None for the whole column."""
 
     refusal: Refusal
     row: int | None = None
 
 
-def times_of(column: Column, name: str, format: str | None) -> Array | Unread:
+def times_of(column: Column, name: str, format: str | None) -> Array | UnreadTime:
     """Return the times to sort rows by; ``format`` is that of ``strptime``, or None to guess it."""
     typed = column.times()
     if typed is not None:
@@ -41,7 +41,7 @@ def times_of(column: Column, name: str, format: str | None) -> Array | Unread:
         both = f"name the dates too, as {option('time', f'Date,{name}')}"
         fix = f"{both}, or another column with {option('time')}, or pass {rest}"
         got = f"{quote(words[0])} in data row 0, column {quote(name)}, a time of day without a date"
-        return Unread(Refusal(got, _RULE, fix, {"time": NO_TIME}))
+        return UnreadTime(Refusal(got, _RULE, fix, {"time": NO_TIME}))
     form = format if format is not None else dates.format_of(words)
     if isinstance(form, dates.Ambiguous):
         day, month = form.formats
@@ -50,12 +50,12 @@ def times_of(column: Column, name: str, format: str | None) -> Array | Unread:
         )
         fix = f"pass {option('time_format', day)} if the day is first, or {option('time_format', month)}"
         rule = "a file whose dates can be read in one way"
-        return Unread(Refusal(got, rule, fix, {"time_format": day}))
-    if isinstance(form, dates.Mixed):
+        return UnreadTime(Refusal(got, rule, fix, {"time_format": day}))
+    if isinstance(form, dates.Contradiction):
         got = f"{quote(form.first)} and {quote(form.other)} in column {quote(name)}"
         fix = f"write them in one way, or pass {option('time', NO_TIME)} if the rows are in order"
         rule = "a file whose dates have one order of day and month"
-        return Unread(Refusal(got, rule, fix, {"time": NO_TIME}))
+        return UnreadTime(Refusal(got, rule, fix, {"time": NO_TIME}))
     series = dates.parsed(words, form)
     missing = series.isna().to_numpy()
     if missing.any():
@@ -65,7 +65,7 @@ def times_of(column: Column, name: str, format: str | None) -> Array | Unread:
     if zones is not None:
         got = f"{quote(zones[0])} and {quote(zones[1])} in column {quote(name)}"
         rule = "a file whose times all have a zone, or none has"
-        return Unread(Refusal(got, rule, "add the zone, or remove it"))
+        return UnreadTime(Refusal(got, rule, "add the zone, or remove it"))
     return np.asarray(series.dt.tz_localize(None))
 
 
@@ -78,14 +78,14 @@ def _exact(column: Column, numbers: Floats) -> Array:
     return np.asarray(pandas.to_numeric(series, errors="coerce").to_numpy())
 
 
-def _bad(column: Column, name: str, missing: Bools, format: str | None = None) -> Unread:
+def _bad(column: Column, name: str, missing: Bools, format: str | None = None) -> UnreadTime:
     row = int(missing.argmax())
     got = f"{quote(column.text(row))} in data row {{row}}, column {quote(name)}"
     other = f"name another column with {option('time')}"
     rest = f"{option('time', NO_TIME)} if the rows are in order"
     rule = _RULE if format is None else f"a file with times of the form {format}"
     fix = f"correct it, {other}, or pass {rest}"
-    return Unread(Refusal(got, rule, fix, {"time": NO_TIME}), row)
+    return UnreadTime(Refusal(got, rule, fix, {"time": NO_TIME}), row)
 
 
 def in_words(step: Any) -> str:

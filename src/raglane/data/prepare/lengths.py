@@ -22,14 +22,14 @@ _LONG = 8
 
 
 @dataclass(frozen=True, eq=False)
-class Distribution:
+class LengthCounts:
     """The count of each length."""
 
     values: _Integers
     counts: _Integers
 
     @classmethod
-    def of(cls, lengths: _Integers) -> Distribution:
+    def of(cls, lengths: _Integers) -> LengthCounts:
         """Return the distribution of some lengths, at least one."""
         return cls(*np.unique(lengths, return_counts=True))
 
@@ -63,7 +63,7 @@ class Summary:
     density: float
 
 
-def summary(lengths: Distribution) -> Summary:
+def summary(lengths: LengthCounts) -> Summary:
     """Compute the summary statistics of lengths."""
     elements = int(lengths.values @ lengths.counts)
     count = lengths.count
@@ -88,7 +88,7 @@ class Bin:
         return f"{self.low:,}" if self.low == self.high else f"{self.low:,}-{self.high:,}"
 
 
-def bins(lengths: Distribution, most: int = _BINS) -> tuple[Bin, ...]:
+def bins(lengths: LengthCounts, most: int = _BINS) -> tuple[Bin, ...]:
     """Return a histogram with bars of equal width, or of growing width if the lengths have a long
     tail.
     """
@@ -144,7 +144,7 @@ class Bucket:
         return self.elements / (self.count * self.high) if self.high else 1.0
 
 
-def buckets(lengths: Distribution, most: int = _BUCKETS) -> tuple[Bucket, ...]:
+def buckets(lengths: LengthCounts, most: int = _BUCKETS) -> tuple[Bucket, ...]:
     """Return buckets of about equally many sequences; sequences of one length share a bucket."""
     ends = sorted({lengths.quantile((number + 1) / most) for number in range(most)})
     stops = np.searchsorted(lengths.values, ends, side="right").tolist()

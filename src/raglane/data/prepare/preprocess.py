@@ -367,10 +367,10 @@ class Preprocessor:
         labels = self._labels_of(self._fitting(batch))
         return torch.from_numpy(labels.classes + 1), torch.from_numpy(offsets_of(labels.counts))
 
-    def _labels_of(self, targets: Targets) -> _Labels:
+    def _labels_of(self, targets: Targets) -> _AllLabels:
         counts = np.fromiter(map(len, targets.values), dtype=np.int64, count=len(targets.values))
         words: list[str] = list(chain.from_iterable(targets.values))
-        return _Labels(words, self._classes_of(words), counts)
+        return _AllLabels(words, self._classes_of(words), counts)
 
     def _refuse_unknown(
         self,
@@ -544,7 +544,7 @@ def _is_season(fitted: Preprocessor) -> bool:
     return season > 1 and fitted.task == "forecast" and not fitted.is_tokens
 
 
-class _Labels(NamedTuple):
+class _AllLabels(NamedTuple):
     """The labels of all sets or sequences, one after the other."""
 
     words: list[str]

@@ -3,7 +3,7 @@
 Rules get the facts of typed columns, and the columns that the user named. No file is read here, and
 no path is known, so a decision can be tested without a file: :func:`decide` returns the
 :class:`Roles`, with a note for each guess, or the :class:`Refusal` with its fix. roles.py has the
-decision; decide.py and rows.py tell what a row is, rules.py, steps.py, lists.py and labels.py what
+decision; decide.py and row_shape.py tell what a row is, rules.py, steps.py, lists.py and labels.py what
 its columns are, label_types.py which types a task's labels have, and guess.py the task.
 """
 

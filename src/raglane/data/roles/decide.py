@@ -7,18 +7,25 @@ from dataclasses import replace
 
 from raglane._utils.messages import quote, quote_all, require
 from raglane.data.columns import Columns, option
-from raglane.data.names import (
-    ROLE_NAMES,
-    TEXT_NAMES,
-)
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.labels import label_of
 from raglane.data.roles.lists import decide_lists
 from raglane.data.roles.roles import Roles, Shape
-from raglane.data.roles.rows import rows_are_elements
-from raglane.data.roles.rules import ID, Choice, Refusal, first, row_numbers, time_rules
-from raglane.data.roles.steps import NO_STEPS, Steps, described, row_id, steps_of, unused_steps
+from raglane.data.roles.row_shape import rows_are_elements
+from raglane.data.roles.rules import ID, Refusal, RoleColumns, first, row_numbers, time_rules
+from raglane.data.roles.steps import (
+    NO_STEPS,
+    StepColumns,
+    described,
+    row_id,
+    steps_of,
+    unused_steps,
+)
 from raglane.data.typed.arrow import is_bytes
+from raglane.data.typed.names import (
+    ROLE_NAMES,
+    TEXT_NAMES,
+)
 from raglane.tasks import TASKS
 
 # Names of the texts, and of their transcriptions, of a table of two columns.
@@ -155,7 +162,7 @@ def _elements(facts: Facts, columns: Columns) -> Roles | Refusal:
 
 
 def _rows_of_steps(
-    facts: Facts, columns: Columns, ids: Choice | None, steps: Steps
+    facts: Facts, columns: Columns, ids: RoleColumns | None, steps: StepColumns
 ) -> Roles | Refusal:
     leave = option("wide")
     if not steps.columns:
@@ -170,7 +177,7 @@ def _rows_of_steps(
     name = None if ids is not None or columns.wants_labels else row_id(facts, columns, steps)
     if name is not None:
         note = f"id column: {quote(name)} (the only one of words before the steps)"
-        ids = Choice((name,), note)
+        ids = RoleColumns((name,), note)
     return Roles(
         Shape.STEPS,
         id=() if ids is None else ids.names,
@@ -185,7 +192,7 @@ def _texts(facts: Facts, columns: Columns) -> Roles | Refusal | None:
     if columns.sequence is not None:
         return _text_roles(columns.sequence)
     ids = first(ID[:2], facts, columns)
-    names = ids.names if isinstance(ids, Choice) else ()
+    names = ids.names if isinstance(ids, RoleColumns) else ()
     is_pair = TASKS[columns.task].label == "sequence" and columns.features is None
     present = [name for name in facts if name not in names]
     texts = [name for name in present if name.lower() in TEXT_NAMES]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from raglane.data.arrays import Bools, Integers
 from raglane.data.columns import Columns, is_named
+from raglane.data.typed.arrays import Bools, Integers
 from raglane.data.typed.arrow import arrow_types, explode, is_list, is_text
 from raglane.data.typed.column import Column, Typed
 from raglane.data.typed.dates import is_clock, share_of_dates

@@ -9,13 +9,13 @@ from typing import NamedTuple
 import numpy as np
 
 from raglane._utils.messages import argument, quote
-from raglane.data.arrays import Integers
 from raglane.data.columns import Columns
 from raglane.data.roles.decide import decide
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.labels import one_label
 from raglane.data.roles.roles import Roles, Shape
 from raglane.data.roles.rules import Refusal, parts_of
+from raglane.data.typed.arrays import Integers
 from raglane.data.typed.arrow import is_list
 from raglane.tasks import TASKS
 

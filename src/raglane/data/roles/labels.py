@@ -7,22 +7,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from raglane._utils.messages import quote, quote_all
-from raglane.data.arrays import Integers
 from raglane.data.columns import Columns, option
-from raglane.data.names import (
-    MISSING_WORDS,
-    ROLE_NAMES,
-)
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.rules import (
-    Choice,
     Refusal,
-    Rule,
+    RoleColumns,
+    RoleRule,
     absent,
     empty_label,
     first,
     only,
     parts_of,
+)
+from raglane.data.typed.arrays import Integers
+from raglane.data.typed.names import (
+    MISSING_WORDS,
+    ROLE_NAMES,
 )
 from raglane.tasks import TASKS
 
@@ -32,24 +32,24 @@ def label_of(
     columns: Columns,
     ids: tuple[str, ...] | None,
     others: Sequence[str | None],
-) -> Choice | Refusal:
+) -> RoleColumns | Refusal:
     """Return the column of the labels of a task, () for a task without.
 
     ``ids`` is None if each row is a sequence, and () if all rows are one. ``others`` are the
     columns with another role.
     """
     if not columns.wants_labels:
-        return Choice(())
+        return RoleColumns(())
     free = [name for name in facts if name not in others]
     choice = first(label_rules(ids, free), facts, columns)
-    return Choice(()) if choice is None else choice
+    return RoleColumns(()) if choice is None else choice
 
 
-def label_rules(ids: tuple[str, ...] | None, free: Sequence[str]) -> tuple[Rule, ...]:
+def label_rules(ids: tuple[str, ...] | None, free: Sequence[str]) -> tuple[RoleRule, ...]:
     """Return the rules for the label of rows with these id columns, among the free columns."""
     usual = [name for name in free if name.lower() in ROLE_NAMES["label"]]
 
-    def named(facts: Facts, columns: Columns) -> Choice | Refusal | None:
+    def named(facts: Facts, columns: Columns) -> RoleColumns | Refusal | None:
         if columns.label is None:
             return None
         several = TASKS[columns.task].label == "numbers"
@@ -57,7 +57,7 @@ def label_rules(ids: tuple[str, ...] | None, free: Sequence[str]) -> tuple[Rule,
         missing = next((name for name in parts if name not in facts.columns), None)
         if missing is not None:
             return absent("label", missing, facts)
-        return Choice((columns.label,), f"label column: {quote(columns.label)} (named)")
+        return RoleColumns((columns.label,), f"label column: {quote(columns.label)} (named)")
 
     def empty(facts: Facts, columns: Columns) -> Refusal | None:  # noqa: ARG001
         if usual and all(facts.are_empty(name, MISSING_WORDS) for name in usual):
@@ -72,7 +72,7 @@ def label_rules(ids: tuple[str, ...] | None, free: Sequence[str]) -> tuple[Rule,
         fix = f"name it with {option('label')}; several, as in 'x,y', are learned together"
         return Refusal(got, rule, fix, is_unfit=True)
 
-    def words(facts: Facts, columns: Columns) -> Choice | Refusal | None:
+    def words(facts: Facts, columns: Columns) -> RoleColumns | Refusal | None:
         """Take the only column of words, which for a class per sequence are constant in each."""
         fitting = _fitting(facts, columns, ids, free)
         words = [name for name in fitting if facts.share_of_words(name) > 0]
@@ -85,17 +85,17 @@ def label_rules(ids: tuple[str, ...] | None, free: Sequence[str]) -> tuple[Rule,
         has_integers = bool(_integers(facts, _fitting(facts, columns, ids, free)))
         return _almost_constant(facts, usual if has_integers else free, ids)
 
-    def integers(facts: Facts, columns: Columns) -> Choice | Refusal:
+    def integers(facts: Facts, columns: Columns) -> RoleColumns | Refusal:
         fitting = _fitting(facts, columns, ids, free)
         return only("label", _integers(facts, fitting), _kind(columns), facts)
 
     return (
-        Rule("named", named),
-        Rule("no label in a column with its name", empty),
-        Rule("numbers to predict are named", number),
-        Rule("the only column of words", words),
-        Rule("words that nearly are one per sequence", almost),
-        Rule("the only column of whole numbers", integers),
+        RoleRule("named", named),
+        RoleRule("no label in a column with its name", empty),
+        RoleRule("numbers to predict are named", number),
+        RoleRule("the only column of words", words),
+        RoleRule("words that nearly are one per sequence", almost),
+        RoleRule("the only column of whole numbers", integers),
     )
 
 

@@ -12,18 +12,13 @@ from typing import Any
 
 from raglane._utils.messages import quote
 from raglane.data.columns import Columns, is_named, option
-from raglane.data.names import (
-    ID_NAMES,
-    ROLE_NAMES,
-    TIME_NAMES,
-)
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.label_types import fits, label_test
 from raglane.data.roles.roles import Roles, Shape
 from raglane.data.roles.rules import (
-    Choice,
     Features,
     Refusal,
+    RoleColumns,
     absent,
     empty_label,
     named_features,
@@ -32,6 +27,11 @@ from raglane.data.roles.rules import (
     usual_id,
 )
 from raglane.data.typed.arrow import arrow_types, is_id, is_list, is_sequence, is_text
+from raglane.data.typed.names import (
+    ID_NAMES,
+    ROLE_NAMES,
+    TIME_NAMES,
+)
 from raglane.tasks import TASKS
 
 _Kinds = Mapping[str, Any]
@@ -89,22 +89,28 @@ def _reading_notes(kind: Any, name: str, columns: Columns) -> list[str]:
     return []
 
 
-def _id_of(kinds: _Kinds, columns: Columns) -> Choice | Refusal:
+def _id_of(kinds: _Kinds, columns: Columns) -> RoleColumns | Refusal:
     if columns.id is not None:
-        return Choice((columns.id,)) if columns.id in kinds else absent("id", columns.id, kinds)
-    return usual_id(columns, (name for name in kinds if is_id(kinds[name])), ID_NAMES) or Choice(())
+        return (
+            RoleColumns((columns.id,)) if columns.id in kinds else absent("id", columns.id, kinds)
+        )
+    return usual_id(
+        columns, (name for name in kinds if is_id(kinds[name])), ID_NAMES
+    ) or RoleColumns(())
 
 
 def _sequence_of(
     kinds: _Kinds, columns: Columns, ids: Sequence[str], features: Features
-) -> Choice | Refusal:
+) -> RoleColumns | Refusal:
     if columns.sequence is not None:
         is_there = columns.sequence in kinds
         return (
-            Choice((columns.sequence,)) if is_there else absent("sequence", columns.sequence, kinds)
+            RoleColumns((columns.sequence,))
+            if is_there
+            else absent("sequence", columns.sequence, kinds)
         )
     if features.of_elements:
-        return Choice(features.of_elements[:1])
+        return RoleColumns(features.of_elements[:1])
     roles = (*ids, columns.label, *features.of_sequences)
     free = [name for name in kinds if name not in roles]
     kind = (
@@ -151,9 +157,9 @@ def _is_time(name: str, kind: Any) -> bool:
     return name.lower() in TIME_NAMES and not is_list(kind)
 
 
-def _label_of(kinds: _Kinds, columns: Columns, others: Sequence[str]) -> Choice | Refusal:
+def _label_of(kinds: _Kinds, columns: Columns, others: Sequence[str]) -> RoleColumns | Refusal:
     if not columns.wants_labels:
-        return Choice(())
+        return RoleColumns(())
     is_label, kind = label_test(columns.task)
     if columns.label is None:
         usual = _called(kinds, "label")
@@ -167,4 +173,4 @@ def _label_of(kinds: _Kinds, columns: Columns, others: Sequence[str]) -> Choice 
         got = f"{kinds[columns.label]} in column {quote(columns.label)}"
         fix = f"name another with {option('label')}"
         return Refusal(got, f"data with a {kind}", fix, is_unfit=True)
-    return Choice((columns.label,))
+    return RoleColumns((columns.label,))

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from raglane._utils.messages import quote
 from raglane.data.records import RoleNotes
-from raglane.data.roles.steps import NO_STEPS, Steps
+from raglane.data.roles.steps import NO_STEPS, StepColumns
 
 
 class Shape(StrEnum):
@@ -34,7 +34,7 @@ class Roles:
     label: str | None = None
     features: tuple[str, ...] = ()
     static: tuple[str, ...] = ()
-    steps: Steps = NO_STEPS
+    steps: StepColumns = NO_STEPS
     id_note: str = ""
     time_note: str = ""
     note: str = ""

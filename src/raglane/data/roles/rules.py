@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from raglane._utils.messages import argument, count_of, quote, quote_all
 from raglane.data.columns import LISTS, Columns, option
-from raglane.data.names import (
+from raglane.data.roles.facts import Facts
+from raglane.data.typed.names import (
     CALENDAR_NAMES,
     NO_TIME,
     PERIOD_NAMES,
@@ -21,14 +22,13 @@ from raglane.data.names import (
     TIME_NAMES,
     TOKEN_NAMES,
 )
-from raglane.data.roles.facts import Facts
 
 # The largest share of rows with a time that repeats, which are kept without an option.
 MOST_REPEATED = 0.05
 
 
 @dataclass(frozen=True)
-class Choice:
+class RoleColumns:
     """The columns of a role, and the note about them; () if there is none."""
 
     names: tuple[str, ...]
@@ -51,14 +51,16 @@ class Refusal:
     is_unfit: bool = False
 
 
-class Rule(NamedTuple):
+class RoleRule(NamedTuple):
     """A rule: its name, and the function that decides."""
 
     name: str
-    decide: Callable[[Facts, Columns], Choice | Refusal | None]
+    decide: Callable[[Facts, Columns], RoleColumns | Refusal | None]
 
 
-def first(rules: Iterable[Rule], facts: Facts, columns: Columns) -> Choice | Refusal | None:
+def first(
+    rules: Iterable[RoleRule], facts: Facts, columns: Columns
+) -> RoleColumns | Refusal | None:
     """Return what the first rule that fits decides."""
     for rule in rules:
         if (decision := rule.decide(facts, columns)) is not None:
@@ -108,10 +110,10 @@ def absent(role: str, name: str, present: Iterable[str], count: int = 1) -> Refu
     return Refusal(f"no column {quote(name)}", rule, f"{fix} {option(role)}")
 
 
-def _named(role: str, name: str, facts: Facts, note: str) -> Choice | Refusal:
+def _named(role: str, name: str, facts: Facts, note: str) -> RoleColumns | Refusal:
     parts = parts_of(name, facts)
     missing = next((name for name in parts if name not in facts.columns), None)
-    return Choice(parts, note) if missing is None else absent(role, missing, facts)
+    return RoleColumns(parts, note) if missing is None else absent(role, missing, facts)
 
 
 def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
@@ -129,15 +131,15 @@ def takes_tokens(columns: Columns, name: str) -> tuple[bool, str]:
 
 def only(
     role: str, candidates: Sequence[str], kind: str, present: Iterable[str]
-) -> Choice | Refusal:
+) -> RoleColumns | Refusal:
     """Choose the only candidate for the column of a role, or the only one with a usual name."""
     if len(candidates) == 1:
-        return Choice(
+        return RoleColumns(
             tuple(candidates), f"{role} column: {quote(candidates[0])} (the only candidate)"
         )
     usual = tuple(name for name in candidates if name.lower() in ROLE_NAMES[role])
     if len(usual) == 1:
-        return Choice(usual, f"{role} column: {quote(usual[0])} (by its name)")
+        return RoleColumns(usual, f"{role} column: {quote(usual[0])} (by its name)")
     if candidates:
         got = f"{len(candidates)} candidates for the {role} column: {quote_all(candidates)}"
         rule = f"a file with one candidate for the {role} column"
@@ -194,15 +196,15 @@ def named_features(columns: Columns, present: Sequence[str]) -> Features | Refus
 # The id of a sequence, of a table whose rows are elements.
 
 
-def _named_id(facts: Facts, columns: Columns) -> Choice | Refusal | None:
+def _named_id(facts: Facts, columns: Columns) -> RoleColumns | Refusal | None:
     return None if columns.id is None else _named("id", columns.id, facts, "")
 
 
-def _usual_id(facts: Facts, columns: Columns) -> Choice | None:
+def _usual_id(facts: Facts, columns: Columns) -> RoleColumns | None:
     return usual_id(columns, facts, ROW_ID_NAMES)
 
 
-def usual_id(columns: Columns, eligible: Iterable[str], usual: Sequence[str]) -> Choice | None:
+def usual_id(columns: Columns, eligible: Iterable[str], usual: Sequence[str]) -> RoleColumns | None:
     """Return the first eligible column with a usual name of ids."""
     eligible = list(eligible)
     times = parts_of(columns.time, eligible) if columns.time is not None else ()
@@ -213,10 +215,10 @@ def usual_id(columns: Columns, eligible: Iterable[str], usual: Sequence[str]) ->
     }
     free = {name.lower(): name for name in reversed(eligible) if name not in others}
     name = next((free[name] for name in usual if name in free), None)
-    return None if name is None else Choice((name,), f"id column: {quote(name)} (by its name)")
+    return None if name is None else RoleColumns((name,), f"id column: {quote(name)} (by its name)")
 
 
-def _panel(facts: Facts, columns: Columns) -> Choice | Refusal | None:
+def _panel(facts: Facts, columns: Columns) -> RoleColumns | Refusal | None:
     """Take the column that makes its entries with a time that repeats unique."""
     for times in _time_candidates(facts, columns):
         repeated = facts.repeats(*times)
@@ -226,7 +228,7 @@ def _panel(facts: Facts, columns: Columns) -> Choice | Refusal | None:
         name = " and ".join(map(quote, times))
         if len(keys) == 1 and len(keys[0]) == 1:
             note = f"id column: {quote(keys[0][0])} (with it no entry of {name} repeats)"
-            return Choice(keys[0], note)
+            return RoleColumns(keys[0], note)
         if keys and (facts.are_dates(times[0]) or times[0].lower() in TIME_NAMES):
             return _repeated(facts, name, repeated, keys)
     return None
@@ -297,10 +299,10 @@ def _may_be_ids(facts: Facts, columns: Columns, times: Sequence[str]) -> list[st
     return [name for name in free if not facts.are_dates(name)]
 
 
-def _one_series(facts: Facts, columns: Columns) -> Choice | None:  # noqa: ARG001
+def _one_series(facts: Facts, columns: Columns) -> RoleColumns | None:  # noqa: ARG001
     if columns.task != "forecast":
         return None
-    return Choice((), "no id column: all rows are one series")
+    return RoleColumns((), "no id column: all rows are one series")
 
 
 def _no_id(facts: Facts, columns: Columns) -> Refusal:  # noqa: ARG001
@@ -313,11 +315,11 @@ def _no_id(facts: Facts, columns: Columns) -> Refusal:  # noqa: ARG001
 
 
 ID = (
-    Rule("named", _named_id),
-    Rule("usual name", _usual_id),
-    Rule("a time repeats, and with this column it does not", _panel),
-    Rule("one series, for a forecast", _one_series),
-    Rule("none", _no_id),
+    RoleRule("named", _named_id),
+    RoleRule("usual name", _usual_id),
+    RoleRule("a time repeats, and with this column it does not", _panel),
+    RoleRule("one series, for a forecast", _one_series),
+    RoleRule("none", _no_id),
 )
 """The rules for the ids of sequences, in a table whose rows are elements."""
 
@@ -346,44 +348,44 @@ def _called(facts: Facts, free: Sequence[str], names: Sequence[str]) -> list[str
     return [name for name in fitting if facts.have_digits(name)]
 
 
-def _named_time(facts: Facts, columns: Columns) -> Choice | Refusal | None:
+def _named_time(facts: Facts, columns: Columns) -> RoleColumns | Refusal | None:
     if columns.time is None:
         return None
     if columns.time == NO_TIME and NO_TIME not in facts.columns:
-        return Choice((), f"no time column ({option('time', NO_TIME)}): the rows are in order")
+        return RoleColumns((), f"no time column ({option('time', NO_TIME)}): the rows are in order")
     parts = " and ".join(map(quote, parts_of(columns.time, facts)))
     return _named("time", columns.time, facts, f"time column: {parts}")
 
 
-def _date_and_clock(facts: Facts, columns: Columns) -> Choice | None:
+def _date_and_clock(facts: Facts, columns: Columns) -> RoleColumns | None:
     free = [name for name in facts if name not in taken(columns)]
     clocks = [name for name in free if facts.are_clocks(name)]
     dates = [name for name in free if name not in clocks and facts.are_dates(name)]
     if len(clocks) != 1 or len(dates) != 1:
         return None
     names = (dates[0], clocks[0])
-    return Choice(
+    return RoleColumns(
         names, f"time columns: {quote(names[0])} and {quote(names[1])} (a date and a time of day)"
     )
 
 
-def time_rules(ids: tuple[str, ...]) -> tuple[Rule, ...]:
+def time_rules(ids: tuple[str, ...]) -> tuple[RoleRule, ...]:
     """Return the rules for the time column of sequences with these id columns."""
 
-    def usual(facts: Facts, columns: Columns) -> Choice | None:
+    def usual(facts: Facts, columns: Columns) -> RoleColumns | None:
         for name, *_ in _time_candidates(facts, columns):
             if name.lower() in TIME_NAMES and name not in ids:
-                return Choice((name,), f"time column: {quote(name)} (by its name)")
+                return RoleColumns((name,), f"time column: {quote(name)} (by its name)")
         return None
 
-    def period(facts: Facts, columns: Columns) -> Choice | None:
+    def period(facts: Facts, columns: Columns) -> RoleColumns | None:
         for name, *_ in _time_candidates(facts, columns):
             is_free = name.lower() in PERIOD_NAMES and name not in ids
             if is_free and facts.is_unique(*ids, name):
-                return Choice((name,), f"time column: {quote(name)} (by its name)")
+                return RoleColumns((name,), f"time column: {quote(name)} (by its name)")
         return None
 
-    def only_dates(facts: Facts, columns: Columns) -> Choice | Refusal | None:
+    def only_dates(facts: Facts, columns: Columns) -> RoleColumns | Refusal | None:
         named = {*taken(columns), *ids}
         dates = [
             name
@@ -391,14 +393,16 @@ def time_rules(ids: tuple[str, ...]) -> tuple[Rule, ...]:
             if name not in named and facts.are_dates(name) and not facts.is_constant(name, *ids)
         ]
         if len(dates) == 1:
-            return Choice((dates[0],), f"time column: {quote(dates[0])} (the only one of dates)")
+            return RoleColumns(
+                (dates[0],), f"time column: {quote(dates[0])} (the only one of dates)"
+            )
         if not dates:
             return None
         got = f"{count_of(len(dates), 'column')} of dates, {quote_all(dates)}"
         fix = f"name one with {option('time', dates[0])}, or {option('time', NO_TIME)} if the rows are in order"
         return Refusal(got, "a file with one time column", fix, {"time": dates[0]})
 
-    def none(facts: Facts, columns: Columns) -> Choice:
+    def none(facts: Facts, columns: Columns) -> RoleColumns:
         why = ""
         for name in facts:
             if name in ids or name in taken(columns) or why:
@@ -408,13 +412,13 @@ def time_rules(ids: tuple[str, ...]) -> tuple[Rule, ...]:
             elif name.lower() in PERIOD_NAMES:
                 why = f"{quote(name)} has an entry twice in a sequence; "
         rest = f"rows keep the order of the file; name one with {option('time')}"
-        return Choice((), f"no time column: {why}{rest}")
+        return RoleColumns((), f"no time column: {why}{rest}")
 
     return (
-        Rule("named", _named_time),
-        Rule("a date and a time of day", _date_and_clock),
-        Rule("usual name", usual),
-        Rule("a period of which no sequence has two", period),
-        Rule("the only column of dates", only_dates),
-        Rule("none", none),
+        RoleRule("named", _named_time),
+        RoleRule("a date and a time of day", _date_and_clock),
+        RoleRule("usual name", usual),
+        RoleRule("a period of which no sequence has two", period),
+        RoleRule("the only column of dates", only_dates),
+        RoleRule("none", none),
     )

@@ -15,14 +15,14 @@ import numpy as np
 
 from raglane._utils.messages import quote_all
 from raglane.data.columns import Columns
-from raglane.data.names import (
-    ROLE_NAMES,
-    TIME_NAMES,
-)
 from raglane.data.roles.facts import Facts
 from raglane.data.roles.rules import parts_of
 from raglane.data.typed import dates
 from raglane.data.typed.column import written
+from raglane.data.typed.names import (
+    ROLE_NAMES,
+    TIME_NAMES,
+)
 
 # A column that may be a step: a prefix and a number.
 NUMBERED = re.compile(r"(.*?)(\d{1,6})")
@@ -40,7 +40,7 @@ class StepName(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepColumns:
     """The columns of the steps, in order: one tuple per channel, and the names of the channels.
 
     ``are_numbered`` tells whether other data may have more steps or fewer.
@@ -61,10 +61,10 @@ class Steps:
         return f"{self.columns[0][0]} to {self.columns[-1][-1]}"
 
 
-NO_STEPS = Steps()
+NO_STEPS = StepColumns()
 
 
-def steps_of(facts: Facts, columns: Columns, ids: Sequence[str]) -> Steps:
+def steps_of(facts: Facts, columns: Columns, ids: Sequence[str]) -> StepColumns:
     """Return the columns that are the steps of rows, if each row is a sequence; else none."""
     named = list(columns.features or ()) if columns.wide else []
     if named:
@@ -79,7 +79,7 @@ def steps_of(facts: Facts, columns: Columns, ids: Sequence[str]) -> Steps:
     if days.columns and not _numberless(facts, days.names):
         return days
     numbers = tuple(name for name in free if not _numberless(facts, [name]))
-    return Steps((numbers,), ("",)) if numbers and columns.wide else NO_STEPS
+    return StepColumns((numbers,), ("",)) if numbers and columns.wide else NO_STEPS
 
 
 def _free(facts: Facts, columns: Columns, ids: Sequence[str]) -> list[str]:
@@ -95,14 +95,14 @@ def _numberless(facts: Facts, names: Iterable[str]) -> bool:
     return any(facts.share_of_words(name) > 0 for name in names)
 
 
-def unused_steps(facts: Facts, columns: Columns) -> Steps:
+def unused_steps(facts: Facts, columns: Columns) -> StepColumns:
     """Return the columns that would be steps with ``wide``, of a series whose columns they are."""
     if columns.features or columns.task != "forecast":
         return NO_STEPS
     return _numbered(facts, _free(facts, columns, ()), is_named=False)
 
 
-def row_id(facts: Facts, columns: Columns, steps: Steps) -> str | None:
+def row_id(facts: Facts, columns: Columns, steps: StepColumns) -> str | None:
     """Return the column with a name per row, if it is the only one of words before the steps."""
     first = facts.names.index(steps.columns[0][0])
     words = [
@@ -118,7 +118,7 @@ def _has_other_roles(facts: Facts, columns: Columns) -> bool:
     return bool(columns.features or columns.sequence or columns.time or has_times)
 
 
-def _may_be_rows(facts: Facts, columns: Columns, ids: Sequence[str], steps: Steps) -> bool:
+def _may_be_rows(facts: Facts, columns: Columns, ids: Sequence[str], steps: StepColumns) -> bool:
     """Return True if each row may be a sequence: it has an id of its own, or a label."""
     if ids:
         return facts.is_unique(*ids)
@@ -130,13 +130,13 @@ def _step_names(names: Sequence[str]) -> list[StepName]:
     return sorted(StepName(match[1], int(match[2]), name) for match, name in matches if match)
 
 
-def _named_steps(facts: Facts, named: list[str]) -> Steps:
+def _named_steps(facts: Facts, named: list[str]) -> StepColumns:
     """Return the steps that were named: all of them, or the first of each channel."""
     starts = [NUMBERED.fullmatch(name) for name in named]
     firsts = [start for start in starts if start is not None]
     prefixes = [start[1] for start in firsts]
     if len(firsts) < len(named) or len(set(prefixes)) < len(named):
-        return Steps((tuple(named),), ("",))
+        return StepColumns((tuple(named),), ("",))
     numbered = _step_names(facts.names)
     last = max((step.number for step in numbered if step.prefix in prefixes), default=-1)
     channels = []
@@ -148,10 +148,10 @@ def _named_steps(facts: Facts, named: list[str]) -> Steps:
         names = tuple(later.get(number, f"{start[1]}{number:0{digits}}") for number in numbers)
         channels.append(names or (start[0],))
     labels = tuple(prefixes) if len(prefixes) > 1 else ("",)
-    return Steps(tuple(channels), labels, are_numbered=True)
+    return StepColumns(tuple(channels), labels, are_numbered=True)
 
 
-def _numbered(facts: Facts, free: Sequence[str], *, is_named: bool) -> Steps:
+def _numbered(facts: Facts, free: Sequence[str], *, is_named: bool) -> StepColumns:
     """Return columns with the same numbers, without a gap, for each prefix."""
     candidates = _step_names(free)
     if len(candidates) < _LEAST:
@@ -172,10 +172,10 @@ def _numbered(facts: Facts, free: Sequence[str], *, is_named: bool) -> Steps:
     # The channels are in the order of the file.
     prefixes = sorted(by_prefix, key=lambda prefix: facts.names.index(by_prefix[prefix][0].name))
     names = tuple(tuple(step.name for step in by_prefix[prefix]) for prefix in prefixes)
-    return Steps(names, tuple(prefixes) if len(prefixes) > 1 else ("",), are_numbered=True)
+    return StepColumns(names, tuple(prefixes) if len(prefixes) > 1 else ("",), are_numbered=True)
 
 
-def _dated(free: Sequence[str]) -> Steps:
+def _dated(free: Sequence[str]) -> StepColumns:
     """Return columns whose names are dates, in the order of the dates."""
     days = {name: _day_of(name) for name in free if dates.is_date(_day_of(name))}
     names = tuple(days)
@@ -183,12 +183,12 @@ def _dated(free: Sequence[str]) -> Steps:
         return NO_STEPS
     column = written(list(days.values()))
     form = dates.format_of(column.entries)
-    if isinstance(form, (dates.Ambiguous, dates.Mixed)):
+    if isinstance(form, (dates.Ambiguous, dates.Contradiction)):
         # The columns are in the order of the file.
-        return Steps((names,), ("",))
+        return StepColumns((names,), ("",))
     times = dates.parsed(column.entries, form)
     order = np.argsort(times.to_numpy(), kind="stable")
-    return Steps((tuple(names[index] for index in order.tolist()),), ("",))
+    return StepColumns((tuple(names[index] for index in order.tolist()),), ("",))
 
 
 def _day_of(name: str) -> str:
@@ -196,7 +196,7 @@ def _day_of(name: str) -> str:
     return name[1:].replace(".", "-") if name.startswith("X") else name
 
 
-def described(steps: Steps) -> str:
+def described(steps: StepColumns) -> str:
     """Return the note about the columns that are steps."""
     if len(steps.columns) == 1:
         return f"each row is a sequence, whose steps are the columns {steps.span}"

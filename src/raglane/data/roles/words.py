@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from raglane._utils.messages import argument, count_of
-from raglane.data.arrays import Integers
 from raglane.data.columns import LISTS, Columns, option
-from raglane.data.roles.rules import Choice, Refusal
+from raglane.data.roles.rules import Refusal, RoleColumns
+from raglane.data.typed.arrays import Integers
 from raglane.data.typed.tags import are_entities
 
 
@@ -38,14 +38,14 @@ class Words(Protocol):
         """Return the entries of a column."""
 
 
-class Named(NamedTuple):
+class NamedColumns(NamedTuple):
     """Columns with the names of a file, and notes about guesses."""
 
     columns: Columns
     notes: tuple[str, ...]
 
 
-def named_words(words: Words, columns: Columns) -> Named | Refusal:
+def named_words(words: Words, columns: Columns) -> NamedColumns | Refusal:
     """Return the columns of words and labels by their names."""
     if columns.task == "classify" and columns.wants_labels:
         fix = f"pass {argument('task', 'tag')} for a label per word"
@@ -70,7 +70,7 @@ def named_words(words: Words, columns: Columns) -> Named | Refusal:
         free = [name for name in words.names if name not in others]
         sequence = (free or list(words.names))[0]
         notes.append(f"the words are column {sequence} of {len(words.names)}")
-    return Named(replace(columns, sequence=sequence, label=label, **named), tuple(notes))
+    return NamedColumns(replace(columns, sequence=sequence, label=label, **named), tuple(notes))
 
 
 def resolved(name: str | None, names: Sequence[str]) -> str | None:
@@ -84,7 +84,7 @@ def resolved(name: str | None, names: Sequence[str]) -> str | None:
     return next((other for other in names if other.lower() == name.lower()), name)
 
 
-def _label_of(words: Words) -> Choice | Refusal:
+def _label_of(words: Words) -> RoleColumns | Refusal:
     """Return the column of labels."""
     counts = _counts(words)
     free = [name for name in words.names if name not in counts]
@@ -103,7 +103,7 @@ def _label_of(words: Words) -> Choice | Refusal:
         return Refusal(got, "a file with a label per word", fix)
     last = f", the last of {', '.join(entities)}" if len(entities) > 1 and not usual else ""
     note = f"the labels are column {label}{last} ({option('label')} names another)"
-    return Choice((label,), note)
+    return RoleColumns((label,), note)
 
 
 def _counts(words: Words) -> list[str]:

@@ -15,8 +15,8 @@ import numpy as np
 
 from raglane._utils.messages import quote, require
 from raglane.data.sources.files import data_error, decode, read_bytes
-from raglane.data.sources.table import Table, whole_table
-from raglane.data.typed.column import Written, numbers_in
+from raglane.data.sources.table import SourceTable, whole_table
+from raglane.data.typed.column import TextColumn, numbers_in
 
 _ATTRIBUTE = re.compile(
     r"""@attribute\s+('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S+)\s+(.+)""", re.IGNORECASE
@@ -25,7 +25,7 @@ _ATTRIBUTE = re.compile(
 _SERIES = "series"
 
 
-def table(path: Path) -> Table:
+def table(path: Path) -> SourceTable:
     """Return the attributes of a file as columns, a relational one as a column of lists."""
     names, is_relational, first, lines = _header(path)
     rows = []
@@ -48,7 +48,7 @@ def table(path: Path) -> Table:
         for at, name in enumerate(names)
     }
     if is_relational is None:
-        return Table(path, {name: Written(words) for name, words in entries.items()})
+        return SourceTable(path, {name: TextColumn(words) for name, words in entries.items()})
     arrow = require("pyarrow", "data")
     series = [_channels(path, word) for word in entries.pop(is_relational)]
     words = {name: list(column) for name, column in entries.items()}

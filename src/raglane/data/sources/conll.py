@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from raglane._utils.messages import count_of, quote, quote_all, require
-from raglane.data.arrays import Integers
 from raglane.data.columns import LISTS
 from raglane.data.records import offsets_of
 from raglane.data.sources.files import data_error
-from raglane.data.sources.table import Table, whole_table
+from raglane.data.sources.table import SourceTable, whole_table
+from raglane.data.typed.arrays import Integers
 from raglane.data.typed.tags import are_entities, is_entity
 
 SUFFIXES = (".conll", ".conllu", ".conllx", ".conllup", ".iob", ".iob2", ".bio", ".bioes")
@@ -46,7 +46,7 @@ _LOOK = 200
 
 
 @dataclass(frozen=True)
-class _Line:
+class _WordLine:
     """A line that is not blank: its number from 1, its columns, and the number of its sentence."""
 
     number: int
@@ -57,7 +57,7 @@ class _Line:
 
 
 @dataclass(frozen=True)
-class Words:
+class ConllWords:
     """The words of a file, in the lines ``numbers`` from 1, and their sentences."""
 
     path: Path
@@ -76,7 +76,7 @@ class Words:
         return [row[at] for row in self.rows]
 
 
-def table(words: Words) -> Table:
+def table(words: ConllWords) -> SourceTable:
     """Return a list of the entries of each column per sentence."""
     arrow = require("pyarrow", "data")
     offsets = arrow.array(words.offsets)
@@ -104,9 +104,9 @@ def is_conll(text: str) -> bool:
     return any(map(are_entities, (columns[0], columns[-1])))
 
 
-def _lines_of(text: str) -> list[_Line]:
+def _lines_of(text: str) -> list[_WordLine]:
     """Return the lines that are not blank, without those that begin a document."""
-    lines: list[_Line] = []
+    lines: list[_WordLine] = []
     mark = ""
     sentence = 0
     is_first = True
@@ -120,14 +120,14 @@ def _lines_of(text: str) -> list[_Line]:
         if not mark and not is_first:
             mark = "\t" if "\t" in stripped else " "
         fields = stripped.split("\t") if mark == "\t" else _SPACES.split(stripped)
-        lines.append(_Line(number, stripped, fields, sentence, is_comment=is_first))
+        lines.append(_WordLine(number, stripped, fields, sentence, is_comment=is_first))
     words = [line for line in lines if not line.is_comment]
     widths = {len(line.fields) for line in words}
     labels = {line.fields[-1] for line in words}
     return [replace(line, is_comment=_is_comment(line, widths, labels)) for line in lines]
 
 
-def _is_comment(line: _Line, widths: set[int], labels: set[str]) -> bool:
+def _is_comment(line: _WordLine, widths: set[int], labels: set[str]) -> bool:
     """Return False for a line that begins with # and has a label, as others do."""
     if not line.is_comment or len(line.fields) < 2 or len(line.fields) not in widths:
         return line.is_comment
@@ -135,7 +135,7 @@ def _is_comment(line: _Line, widths: set[int], labels: set[str]) -> bool:
     return label not in labels and not is_entity(label)
 
 
-def _are_numbered(lines: list[_Line]) -> bool:
+def _are_numbered(lines: list[_WordLine]) -> bool:
     """Return True if the words of each sentence are numbered from 1, or from 0."""
     first = {line.sentence: line.fields[0] for line in reversed(lines)}
     is_begin = all(name in ("0", "1") or _is_joint(name) for name in first.values())
@@ -144,7 +144,7 @@ def _are_numbered(lines: list[_Line]) -> bool:
     return is_begin and sum(numbers) + sum(joint) == len(lines) and sum(numbers) > sum(joint)
 
 
-def words_of(path: Path, text: str) -> Words:
+def words_of(path: Path, text: str) -> ConllWords:
     """Parse a file."""
     lines = _lines_of(text)
     comments = [line for line in lines if line.is_comment]
@@ -163,7 +163,7 @@ def words_of(path: Path, text: str) -> Words:
     most = max(len(line.fields) for line in words)
     if most > least:
         notes.append(f"left out: columns {least + 1} to {most}, which not all sentences have")
-    return Words(
+    return ConllWords(
         path,
         [line.fields for line in words],
         [line.number for line in words],
@@ -176,13 +176,13 @@ def words_of(path: Path, text: str) -> Words:
     )
 
 
-def _starts(words: list[_Line]) -> list[int]:
+def _starts(words: list[_WordLine]) -> list[int]:
     """Return the places where sentences begin, and the end of the last."""
     pairs = enumerate(pairwise(words), 1)
     return [0, *(at for at, (a, b) in pairs if a.sentence != b.sentence), len(words)]
 
 
-def _ids_of(comments: list[_Line], sentences: list[int]) -> list[str]:
+def _ids_of(comments: list[_WordLine], sentences: list[int]) -> list[str]:
     """Return the different names of all sentences; [] if one has none."""
     named = {line.sentence: match[1] for line in comments if (match := _ID.fullmatch(line.text))}
     ids = [named.get(sentence, "") for sentence in sentences]
@@ -200,7 +200,7 @@ def _left_out(documents: int, comments: int, joint: int) -> list[str]:
 
 
 def _names_of(
-    path: Path, comments: list[_Line], first: _Line, count: int, *, is_numbered: bool
+    path: Path, comments: list[_WordLine], first: _WordLine, count: int, *, is_numbered: bool
 ) -> tuple[str, ...]:
     """Return the names of the columns: those of a comment, of CoNLL-U, or numbers from 1."""
     named = [match[1].split() for line in comments if (match := _NAMES.fullmatch(line.text))]
@@ -215,7 +215,7 @@ def _names_of(
     return tuple(str(number) for number in range(1, count + 1))
 
 
-def _width(path: Path, words: list[_Line]) -> int:
+def _width(path: Path, words: list[_WordLine]) -> int:
     """Return the number of columns that all words have; raise if words of a sentence have
     others.
     """
@@ -233,7 +233,7 @@ def _width(path: Path, words: list[_Line]) -> int:
     return min(len(line.fields) for line in words)
 
 
-def _check_numbers(path: Path, words: list[_Line], starts: list[int]) -> None:
+def _check_numbers(path: Path, words: list[_WordLine], starts: list[int]) -> None:
     """Raise a DataError if a sentence begins without a blank line."""
     for start, end in pairwise(starts):
         for line in words[start + 1 : end]:

@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import count_of, quote, quote_all, require
-from raglane.data.arrays import Bools, Entries
 from raglane.data.columns import Columns, is_named, option
 from raglane.data.sources.files import (
     BYTES,
@@ -46,11 +45,12 @@ from raglane.data.sources.files import (
     opened,
     read_bytes,
 )
-from raglane.data.sources.layout import UTF16, Plain, plain
+from raglane.data.sources.layout import UTF16, PlainTable, plain
 from raglane.data.sources.plain_csv import plain_blocks, plain_columns
 from raglane.data.sources.short_rows import ShortRows
-from raglane.data.sources.table import Table
-from raglane.data.typed.column import Column, Written, numbers_in
+from raglane.data.sources.table import SourceTable
+from raglane.data.typed.arrays import Bools, Entries
+from raglane.data.typed.column import Column, TextColumn, numbers_in
 from raglane.data.typed.dates import is_date
 from raglane.data.typed.decimals import CommaColumns
 
@@ -59,13 +59,13 @@ _TIME = "time"
 _FEW = 50
 
 
-def table_of(path: Path, columns: Columns, content: bytes | None = None) -> Table:
+def table_of(path: Path, columns: Columns, content: bytes | None = None) -> SourceTable:
     """Return the columns of a CSV file, of texts; ``content`` is that of the file, if it is no CSV
     file.
     """
     content = read_bytes(path) if content is None else content
 
-    def table_again() -> Plain:
+    def table_again() -> PlainTable:
         return plain(path, io.BytesIO(content), columns)
 
     table = table_again()
@@ -78,17 +78,19 @@ def table_of(path: Path, columns: Columns, content: bytes | None = None) -> Tabl
         names, typed = plain_table
         header = header_of(path, np.array([names], dtype=object), columns)
         pairs = zip(header, typed, strict=True)
-        return Table(path, {name: column for name, column in pairs if name}, _noted(header, table))
+        return SourceTable(
+            path, {name: column for name, column in pairs if name}, _noted(header, table)
+        )
     rows = next(_parsed(path, table_again(), table_again, None))
     header = header_of(path, rows, columns)
     if len(rows) == 1:
         raise data_error(
             path, "a header and no rows", "a file with at least one sequence", "check the file"
         )
-    return Table(path, named_columns(header, rows[1:]), _noted(header, table))
+    return SourceTable(path, named_columns(header, rows[1:]), _noted(header, table))
 
 
-def _noted(header: list[str], table: Plain) -> tuple[str, ...]:
+def _noted(header: list[str], table: PlainTable) -> tuple[str, ...]:
     nameless = header.count("")
     if not nameless:
         return table.notes
@@ -98,11 +100,11 @@ def _noted(header: list[str], table: Plain) -> tuple[str, ...]:
 
 def named_columns(header: list[str], rows: Entries) -> dict[str, Column]:
     """Return the columns with a name."""
-    return {name: Written(rows[:, place]) for place, name in enumerate(header) if name}
+    return {name: TextColumn(rows[:, place]) for place, name in enumerate(header) if name}
 
 
 def _parsed(
-    path: Path, table: Plain, again: Callable[[], Plain], size: int | None
+    path: Path, table: PlainTable, again: Callable[[], PlainTable], size: int | None
 ) -> Iterator[Entries]:
     """Yield the rows of an open file, the header first, in arrays of ``size`` rows, or in one;
     ``again`` opens it again.

@@ -18,19 +18,19 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import argument, count_of, quote, quote_all, require, shorten
-from raglane.data.arrays import Array
 from raglane.data.columns import Columns, option
-from raglane.data.names import (
+from raglane.data.sources import csv, ipc, npz, text
+from raglane.data.sources.files import data_error, decode, open_error, read_bytes, suffix_of
+from raglane.data.sources.layout import has_header, is_table, rows_of
+from raglane.data.sources.table import SourceTable, whole_table
+from raglane.data.typed.arrays import Array
+from raglane.data.typed.arrow import is_list, lists
+from raglane.data.typed.column import Column, TextColumn, Typed, concatenated
+from raglane.data.typed.names import (
     ROLE_NAMES,
     ROW_ID_NAMES,
     TEXT_NAMES,
 )
-from raglane.data.sources import csv, ipc, npz, text
-from raglane.data.sources.files import data_error, decode, open_error, read_bytes, suffix_of
-from raglane.data.sources.layout import has_header, is_table, rows_of
-from raglane.data.sources.table import Table, whole_table
-from raglane.data.typed.arrow import is_list, lists
-from raglane.data.typed.column import Column, Typed, Written, concatenated
 
 _TABLES = (".csv", ".tsv", ".psv", ".tab", ".dat", ".data")
 _ARROW = (".parquet", ".pq", ".arrow", ".feather")
@@ -85,7 +85,7 @@ class Files:
         return replace(self, files=self.files[low:high], labels=self.labels[low:high])
 
 
-def table(path: Path, columns: Columns) -> Table | None:
+def table(path: Path, columns: Columns) -> SourceTable | None:
     """Return the sequences of a folder; None for a folder with a text per class."""
     files = files_of(path, columns)
     return None if files is None else table_of(files, columns)
@@ -266,7 +266,7 @@ def _noted(
     return Files(path, list(files), label, labels, tuple(notes))
 
 
-def table_of(files: Files, columns: Columns) -> Table:
+def table_of(files: Files, columns: Columns) -> SourceTable:
     """Return the files of sequences, or the parts of a table, as one table."""
     suffix = files.suffix
     if suffix in _ARRAYS or suffix in _SOUNDS:
@@ -278,7 +278,7 @@ def table_of(files: Files, columns: Columns) -> Table:
     return _of_rows(files, columns)
 
 
-def _with_labels(files: Files, columns: dict[str, Any]) -> Table:
+def _with_labels(files: Files, columns: dict[str, Any]) -> SourceTable:
     """Return a table with a row per file."""
     arrow = require("pyarrow", "data")
     declared = {"sequence": next(iter(columns)), "id": _FILE}
@@ -301,7 +301,7 @@ def _unlabelled(files: Files) -> tuple[str, str, str]:
     return got, "a folder of files with a label each", fix
 
 
-def _of_rows(files: Files, columns: Columns) -> Table:
+def _of_rows(files: Files, columns: Columns) -> SourceTable:
     """Read tables with a row per element, each a sequence; or the parts of a table."""
     if suffix_of(files.files[0]) not in _ARROW and not has_header(_head(files.files[0])):
         columns = replace(columns, no_header=columns.header is None)
@@ -316,11 +316,11 @@ def _of_rows(files: Files, columns: Columns) -> Table:
     table = {name: concatenated([each[name] for each in tables]) for name in names}
     has_ids = columns.id is not None or any(name.lower() in ROW_ID_NAMES for name in names)
     if has_ids and files.label is None:
-        return Table(files.path, table, notes)
+        return SourceTable(files.path, table, notes)
     return _with_ids(files, table, [len(each[names[0]]) for each in tables])
 
 
-def _with_ids(files: Files, table: dict[str, Column], lengths: list[int]) -> Table:
+def _with_ids(files: Files, table: dict[str, Column], lengths: list[int]) -> SourceTable:
     """Return rows whose ids are the names of their files."""
     ids = _FILE if _FILE not in table else "file name"
     table = {ids: _repeated(files.ids, lengths), **table}
@@ -328,7 +328,7 @@ def _with_ids(files: Files, table: dict[str, Column], lengths: list[int]) -> Tab
     if files.label is not None:
         table[files.label] = _repeated(files.labels, lengths)
         declared["label"] = files.label
-    return Table(files.path, table, files.notes, declared=declared)
+    return SourceTable(files.path, table, files.notes, declared=declared)
 
 
 def _arrays(files: Files, columns: Columns) -> dict[str, Any]:
@@ -393,7 +393,7 @@ def _check_alike(files: Files, tables: Sequence[dict[str, Column]]) -> None:
 
 
 def _repeated(words: list[str], lengths: list[int]) -> Column:
-    return Written(np.repeat(np.array(words, dtype=object), lengths))
+    return TextColumn(np.repeat(np.array(words, dtype=object), lengths))
 
 
 def _parts(files: Files) -> str:

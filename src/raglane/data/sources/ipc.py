@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import require, shorten
-from raglane.data.arrays import Integers
 from raglane.data.columns import Columns
 from raglane.data.sources.files import BYTES, ROWS, check_readable, data_error, open_error
-from raglane.data.sources.table import Table, arrow_table, whole_table
+from raglane.data.sources.table import SourceTable, arrow_table, whole_table
+from raglane.data.typed.arrays import Integers
 from raglane.data.typed.arrow import arrow_types, is_text
 from raglane.errors import DataError
 
@@ -184,7 +184,7 @@ def whole(path: Path) -> Any:
         return file.read()
 
 
-def table(path: Path, columns: Columns) -> Table:
+def table(path: Path, columns: Columns) -> SourceTable:
     """Return the columns of an Arrow file, or of a converted folder."""
     arrow = require("pyarrow", "data")
     files, told, description = shards_of(path, columns)
@@ -198,7 +198,7 @@ def table(path: Path, columns: Columns) -> Table:
     )
 
 
-def parquet_table(path: Path, file: Any = None) -> Table:
+def parquet_table(path: Path, file: Any = None) -> SourceTable:
     """Return the columns of a Parquet file, each read when it is first used; ``file`` is open."""
     if file is None:
         # pyarrow raises the same errors for missing and damaged files.

@@ -24,7 +24,7 @@ from raglane.data.columns import Columns, option
 from raglane.data.sources.documents import is_document, rows_in
 from raglane.data.sources.files import data_error, decode, has_utf8, read_bytes
 from raglane.data.sources.lines import Line, Start, lines_of
-from raglane.data.sources.table import Table, whole_table
+from raglane.data.sources.table import SourceTable, whole_table
 from raglane.errors import DataError
 
 # Maximum nesting. Sequences are at most lists of lists; unused keys may have deeper values.
@@ -57,7 +57,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
-def table(path: Path, columns: Columns) -> Table:
+def table(path: Path, columns: Columns) -> SourceTable:
     """Return the columns of a file, one per key."""
     text = decode(path, read_bytes(path))
     is_array = text.lstrip().startswith("[")
@@ -131,7 +131,7 @@ def _blank(text: str, place: int) -> int:
 
 def table_of_lines(
     path: Path, texts: Sequence[tuple[int, str]], required: Sequence[str] = ()
-) -> Table:
+) -> SourceTable:
     """Return numbered lines as a table, with a column per key and required name."""
     arrow = require("pyarrow", "data")
     rows = []

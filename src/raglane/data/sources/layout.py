@@ -58,7 +58,7 @@ UTF16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _Row = list[str]
 
 
-class Plain(NamedTuple):
+class PlainTable(NamedTuple):
     """A table with one header, in UTF-8: the open file, and what separates its entries."""
 
     file: IO[bytes]
@@ -69,7 +69,7 @@ class Plain(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Layout:
+class _FirstLines:
     """The first lines of a table, of which ``above`` precede the header."""
 
     mark: str
@@ -81,7 +81,7 @@ class _Layout:
     notes: tuple[str, ...] = ()
 
 
-def plain(path: Path, file: IO[bytes], columns: Columns) -> Plain:
+def plain(path: Path, file: IO[bytes], columns: Columns) -> PlainTable:
     """Return an open table as one with a single header, and notes about other lines.
 
     ``file`` is closed if the table had to be written in another way.
@@ -100,7 +100,7 @@ def plain(path: Path, file: IO[bytes], columns: Columns) -> Plain:
         file.seek(0)
         for _ in range(layout.above):
             file.readline()
-        return Plain(file, layout.mark, layout.above, layout.notes)
+        return PlainTable(file, layout.mark, layout.above, layout.notes)
     content = head + file.read() if content is None else content
     file.close()
     content = content.removeprefix(codecs.BOM_UTF8)
@@ -115,7 +115,7 @@ def plain(path: Path, file: IO[bytes], columns: Columns) -> Plain:
     if layout.names:
         body = _line(layout.names, mark) + body
     skipped = layout.above + (layout.replaced - 1 if layout.names else 0)
-    return Plain(io.BytesIO(body), mark, skipped, (*notes, *layout.notes))
+    return PlainTable(io.BytesIO(body), mark, skipped, (*notes, *layout.notes))
 
 
 def is_table(text: str) -> bool:
@@ -234,15 +234,15 @@ def _is_missing(entry: str) -> bool:
     return entry.lower() in _MISSING
 
 
-def _layout_of(path: Path, text: str, columns: Columns) -> _Layout:
+def _layout_of(path: Path, text: str, columns: Columns) -> _FirstLines:
     lines = _first_lines(text)
     named = _NAMED_MARK.fullmatch(lines[0]) if lines else None
     if named is not None:
-        return _Layout(named[1], above=1)
+        return _FirstLines(named[1], above=1)
     mark = _mark_of(lines)
     if mark is None:
         mark = _guess(text)
-        return _given(path, _Layout(mark), [line.split(mark) for line in lines], columns)
+        return _given(path, _FirstLines(mark), [line.split(mark) for line in lines], columns)
     notes = ("the entries are separated by spaces",) if mark == _SPACES else ()
     rows = _rows(lines, mark)
     width = Counter(map(len, _body(rows))).most_common(1)[0][0]
@@ -251,7 +251,7 @@ def _layout_of(path: Path, text: str, columns: Columns) -> _Layout:
     lead = next((line for line in lines[:above] if line.strip()), None)
     if lead is not None:
         notes = (*notes, f"left out above the table: {count_of(above, 'line')}, {quote(lead)}")
-    layout = _Layout(mark, above, notes=notes)
+    layout = _FirstLines(mark, above, notes=notes)
     if is_named:
         return _given(path, layout, rows[above:], columns)
     kinds = _are_data(_body(rows[above:]), width)
@@ -328,7 +328,7 @@ def _is_below(rows: Sequence[_Row], count: int, kinds: Sequence[bool]) -> bool:
     )
 
 
-def _joined(layout: _Layout, header: Sequence[_Row], lines: Sequence[str]) -> _Layout:
+def _joined(layout: _FirstLines, header: Sequence[_Row], lines: Sequence[str]) -> _FirstLines:
     """Return the layout of a header of several lines."""
     first, *below = [[*row, *[""] * (len(header[0]) - len(row))] for row in header]
     first[0] = first[0].lstrip("# ")
@@ -344,10 +344,10 @@ def _joined(layout: _Layout, header: Sequence[_Row], lines: Sequence[str]) -> _L
     if count:
         line = quote(lines[0])
         notes = (*notes, f"left out below the header: {count_of(count, 'line')}, {line}")
-    return _Layout(layout.mark, layout.above, tuple(names), 1 + count, notes)
+    return _FirstLines(layout.mark, layout.above, tuple(names), 1 + count, notes)
 
 
-def _given(path: Path, layout: _Layout, rows: Sequence[_Row], columns: Columns) -> _Layout:
+def _given(path: Path, layout: _FirstLines, rows: Sequence[_Row], columns: Columns) -> _FirstLines:
     """Return the layout of a table without a header, whose columns have been named."""
     if not columns.no_header and columns.header is None:
         return layout
@@ -359,7 +359,7 @@ def _given(path: Path, layout: _Layout, rows: Sequence[_Row], columns: Columns) 
         got = f"{count_of(len(names), 'name')} for {count_of(width, 'column')}"
         fix = f"pass as many with {option('header')}"
         raise data_error(path, got, "a file with one column per name", fix)
-    return _Layout(layout.mark, layout.above, names, 0, layout.notes)
+    return _FirstLines(layout.mark, layout.above, names, 0, layout.notes)
 
 
 def _are_counted(rows: Sequence[_Row]) -> bool:
@@ -372,7 +372,7 @@ def _are_counted(rows: Sequence[_Row]) -> bool:
     return len(whole) == len(alike) > 0 and all(two == one + 1 for one, two in whole)
 
 
-def _archived(layout: _Layout, rows: Sequence[_Row], columns: Columns) -> _Layout:
+def _archived(layout: _FirstLines, rows: Sequence[_Row], columns: Columns) -> _FirstLines:
     """Return the layout of a table of the UCR archive: labels, and steps."""
     width = len(rows[0])
     entries = [entry for row in rows for entry in row if not _is_missing(entry)]
@@ -391,4 +391,4 @@ def _archived(layout: _Layout, rows: Sequence[_Row], columns: Columns) -> _Layou
         return layout
     names = ("label", *(f"t{at}" for at in range(width - 1)))
     note = f"no header: the first of {width} columns is the label, the others are steps"
-    return _Layout(layout.mark, layout.above, names, 0, (*layout.notes, note))
+    return _FirstLines(layout.mark, layout.above, names, 0, (*layout.notes, note))

@@ -16,13 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from raglane._utils.messages import quote, require
-from raglane.data.arrays import Array
 from raglane.data.sources.files import data_error, read_bytes
-from raglane.data.sources.table import Table, whole_table
+from raglane.data.sources.table import SourceTable, whole_table
+from raglane.data.typed.arrays import Array
 from raglane.data.typed.arrow import lists, lists_of
 
 
-def table(path: Path) -> Table:
+def table(path: Path) -> SourceTable:
     """Return the arrays of a file, with a row per sequence."""
     arrays = arrays_of(path)
     name = "offsets" if "offsets" in arrays else "lengths"

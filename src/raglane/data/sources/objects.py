@@ -13,8 +13,8 @@ import torch
 
 from raglane._utils.checks import check_unmasked
 from raglane._utils.messages import quote_all, require
-from raglane.data.arrays import Array, Values
 from raglane.data.records import Records, as_float32, offsets_of
+from raglane.data.typed.arrays import Array, Values
 from raglane.errors import ArgumentTypeError, DataError, ShapeError
 
 # The name of objects in messages.

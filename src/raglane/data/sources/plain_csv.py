@@ -22,7 +22,7 @@ import numpy as np
 
 from raglane._utils.messages import require
 from raglane.data.sources.files import BYTES, opened
-from raglane.data.typed.column import Column, Numbers, Typed, numbers_in
+from raglane.data.typed.column import Column, NumberColumn, Typed, numbers_in
 from raglane.data.typed.dates import is_date
 
 # Smaller files are read in a moment by pandas.
@@ -112,7 +112,7 @@ def _columns(body: bytes, mark: str, width: int, places: Sequence[int]) -> list[
     if table is None:
         return None
     return [
-        Numbers(column, partial(_texts, body, mark, width, at))
+        NumberColumn(column, partial(_texts, body, mark, width, at))
         if at in fractions
         else Typed(column)
         for at, column in zip(places, table.columns, strict=True)

@@ -13,11 +13,11 @@ from raglane._utils.messages import quote_all, require
 from raglane.data.columns import Columns
 from raglane.data.sources import csv
 from raglane.data.sources.files import data_error, read_bytes
-from raglane.data.sources.table import Table
+from raglane.data.sources.table import SourceTable
 from raglane.errors import DataError
 
 
-def table(path: Path, columns: Columns) -> Table:
+def table(path: Path, columns: Columns) -> SourceTable:
     """Return the cells of a sheet."""
     content, left_out = _content(path)
     cells = csv.table_of(path, columns, content)

@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from raglane._utils.messages import argument, count_of, quote_all
-from raglane.data.arrays import Entries, Integers
 from raglane.data.sources.files import data_error
-from raglane.data.sources.layout import Plain
-from raglane.data.typed.column import Column, Written
+from raglane.data.sources.layout import PlainTable
+from raglane.data.typed.arrays import Entries, Integers
+from raglane.data.typed.column import Column, TextColumn
 
 
 class _Absent(str):
@@ -35,7 +35,7 @@ class ShortRows:
     again.
     """
 
-    def __init__(self, open: Callable[[], Plain]) -> None:
+    def __init__(self, open: Callable[[], PlainTable]) -> None:
         self._sizes = _row_sizes(open)
         # The number of rows in the chunks so far, and in those read from ``_sizes``.
         self._count = self._read = 0
@@ -61,7 +61,7 @@ class ShortRows:
         return size
 
 
-class _Lines:
+class _LineReader:
     """The lines of a text; ``last`` is the one that was read last."""
 
     def __init__(self, lines: Iterable[str]) -> None:
@@ -74,11 +74,11 @@ class _Lines:
             yield line
 
 
-def _row_sizes(open: Callable[[], Plain]) -> Iterator[tuple[int, int]]:
+def _row_sizes(open: Callable[[], PlainTable]) -> Iterator[tuple[int, int]]:
     """Yield the line, from 1, in which each row begins, and the number of its entries."""
     table = open()
     with table.file as file:
-        lines = _Lines(io.TextIOWrapper(file, "utf-8-sig", "replace", newline=""))
+        lines = _LineReader(io.TextIOWrapper(file, "utf-8-sig", "replace", newline=""))
         reader = csv.reader(lines, delimiter=table.mark, skipinitialspace=True)
         end = 0
         # An entry of more than 131,072 characters is an error, after which no row counts as short.
@@ -102,7 +102,7 @@ def check_ends(path: Path, entries: Mapping[str, Column], rows: Sequence[int] | 
     names = [
         name
         for name, column in entries.items()
-        if isinstance(column, Written) and isinstance(column.entries[row], _Absent)
+        if isinstance(column, TextColumn) and isinstance(column.entries[row], _Absent)
     ]
     got = f"data row {rows[row]} without {quote_all(names)}"
     skip = argument("on_bad_row", "skip")
@@ -125,5 +125,5 @@ def note_ends(entries: Mapping[str, Column]) -> list[str]:
 def _short_rows(entries: Mapping[str, Column]) -> list[tuple[int, _Absent]]:
     """Return the rows that lack the entry of the last column, and these entries."""
     column = entries[next(reversed(list(entries)))]
-    last = column.entries.tolist() if isinstance(column, Written) else ()
+    last = column.entries.tolist() if isinstance(column, TextColumn) else ()
     return [(row, entry) for row, entry in enumerate(last) if isinstance(entry, _Absent)]

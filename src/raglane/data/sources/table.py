@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.messages import quote
-from raglane.data.arrays import Integers
 from raglane.data.sources.files import data_error
+from raglane.data.typed.arrays import Integers
 from raglane.data.typed.column import Column, Typed
 from raglane.errors import DataError
 
@@ -23,7 +23,7 @@ def _without_lists(names: list[str]) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class SourceTable:
     """The typed columns of a file, or of an object of a program.
 
     ``kinds`` are the types of an Arrow table, of which columns may hold lists; {} for a table of
@@ -100,13 +100,13 @@ def arrow_table(
     load: Load,
     notes: Sequence[str] = (),
     **details: Any,
-) -> Table:
+) -> SourceTable:
     """Return a table of Arrow; ``load`` reads some of its columns."""
     columns = ArrowColumns(path, schema, load)
     kinds = columns.kinds
-    return Table(path, columns, tuple(notes), kinds, rows=count, load=load, **details)
+    return SourceTable(path, columns, tuple(notes), kinds, rows=count, load=load, **details)
 
 
-def whole_table(path: Path, table: Any, notes: Sequence[str] = (), **details: Any) -> Table:
+def whole_table(path: Path, table: Any, notes: Sequence[str] = (), **details: Any) -> SourceTable:
     """Return an Arrow table in memory as a table."""
     return arrow_table(path, table.schema, table.num_rows, table.select, notes, **details)

@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 
 from raglane._utils.messages import count_of, quote, quote_all
-from raglane.data.arrays import Floats
 from raglane.data.sources.files import check_text, data_error, has_utf8, read_bytes
 from raglane.data.sources.lines import Line, Start, lines_of
+from raglane.data.typed.arrays import Floats
 from raglane.errors import DataError
 
 # Directives that do not affect how lines are read.

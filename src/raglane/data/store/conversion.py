@@ -142,7 +142,7 @@ def convert(
     locations = expand(inputs)
     _check_paths(folder, locations)
     progress.stage("looking at the data")
-    job = Job(tuple(locations), tuple(map(fingerprint, locations)), columns, format, on_bad_row)
+    job = Request(tuple(locations), tuple(map(fingerprint, locations)), columns, format, on_bad_row)
     work = folder.absolute().with_name(f".{folder.name}.converting")
     work.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -160,13 +160,13 @@ def convert(
             work.rmdir()
 
 
-def _run(job: Job, folder: Path, work: Path, overwrite: bool, progress: Progress) -> Conversion:
+def _run(job: Request, folder: Path, work: Path, overwrite: bool, progress: Progress) -> Conversion:
     """Convert, or resume, in a locked folder."""
     settle(folder)
     if (there := _there(folder, job, overwrite)) is not None:
         clear(work)
         return there
-    state = State.stored(work, job, overwrite)
+    state = Reached.stored(work, job, overwrite)
     for name in ("data", "progress"):
         (work / name).mkdir(exist_ok=True)
     resumed = state.statistics.sequences
@@ -203,7 +203,7 @@ def _check_paths(folder: Path, locations: Sequence[str]) -> None:
 class _Writer:
     """Reads the inputs and writes shards."""
 
-    def __init__(self, work: Path, job: Job, state: State, progress: Progress) -> None:
+    def __init__(self, work: Path, job: Request, state: Reached, progress: Progress) -> None:
         self._work = work
         self._job = job
         self._state = state
@@ -320,7 +320,7 @@ class _Writer:
         self._is_loose = position is None
 
 
-def _finish(folder: Path, job: Job, state: State) -> None:
+def _finish(folder: Path, job: Request, state: Reached) -> None:
     """Write statistics, lengths and the description."""
     _write_lengths(folder, state)
     _write_json(folder / STATISTICS, state.statistics.to_config())
@@ -351,7 +351,7 @@ def _finish(folder: Path, job: Job, state: State) -> None:
     _write_json(folder / DESCRIPTION, seal(description))
 
 
-def _write_lengths(folder: Path, state: State) -> None:
+def _write_lengths(folder: Path, state: Reached) -> None:
     kind = np.dtype(np.int32 if state.statistics.longest < 2**31 else np.int64)
     with whole_file(folder / LENGTHS) as file:
         header = {"descr": kind.str, "fortran_order": False, "shape": (state.statistics.sequences,)}
@@ -380,7 +380,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _there(folder: Path, job: Job, overwrite: bool) -> Conversion | None:
+def _there(folder: Path, job: Request, overwrite: bool) -> Conversion | None:
     """Return the result of the same conversion if it is at the output."""
     if not os.path.lexists(folder) or (not is_converted(folder) and not any(folder.iterdir())):
         return None
@@ -402,7 +402,7 @@ def _there(folder: Path, job: Job, overwrite: bool) -> Conversion | None:
     raise ArgumentError("output", got, "a new folder", fix)
 
 
-class Job(NamedTuple):
+class Request(NamedTuple):
     """The inputs and options that identify a conversion."""
 
     locations: tuple[str, ...]
@@ -430,7 +430,7 @@ class Job(NamedTuple):
 
 
 @dataclass
-class State(Alike):
+class Reached(Alike):
     """The progress of a conversion, and the common properties of its rows."""
 
     shards: list[dict[str, Any]] = field(default_factory=list)
@@ -440,7 +440,7 @@ class State(Alike):
     start: tuple[int, ...] = ()
 
     @classmethod
-    def stored(cls, work: Path, job: Job, overwrite: bool) -> State:
+    def stored(cls, work: Path, job: Request, overwrite: bool) -> Reached:
         """Return the state of an earlier conversion, or a new one."""
         path = work / "job.json"
         key = _read_json(path).get("key")

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from raglane._utils.messages import quote, quote_all
-from raglane.data.arrays import Array, Entries, Integers
 from raglane.data.columns import Columns
 from raglane.data.prepare.statistics import Statistics
 from raglane.data.records import Feature, Records, Targets, as_objects, kinds_of
+from raglane.data.typed.arrays import Array, Entries, Integers
 from raglane.errors import DataError
 from raglane.tasks import TASKS
 

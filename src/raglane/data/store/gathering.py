@@ -13,11 +13,11 @@ import numpy as np
 
 from raglane._utils.memory import mapped_bytes
 from raglane._utils.messages import quote
-from raglane.data.arrays import Array, Entries, Integers
 from raglane.data.columns import Columns
 from raglane.data.prepare.statistics import Statistics
 from raglane.data.records import Feature, Records, Targets, joined
 from raglane.data.store.fragments import Fragment, Layout, Store
+from raglane.data.typed.arrays import Array, Entries, Integers
 from raglane.errors import DataError
 
 # The most bytes of cached Parquet row groups; beyond it, the least recently used one is dropped.
@@ -195,7 +195,7 @@ class Fragments:
             size -= self._loaded.pop(number).values.nbytes
 
 
-class _Run(NamedTuple):
+class _FragmentRun(NamedTuple):
     """Consecutive rows that are in one fragment."""
 
     fragment: int
@@ -203,13 +203,15 @@ class _Run(NamedTuple):
     end: int
 
 
-def _runs(fragments: Integers) -> list[_Run]:
+def _runs(fragments: Integers) -> list[_FragmentRun]:
     """Return the runs of rows by the ascending numbers of their fragments."""
     edges = [0, *(np.flatnonzero(np.diff(fragments)) + 1).tolist(), len(fragments)]
-    return [_Run(int(fragments[low]), low, high) for low, high in pairwise(edges) if low < high]
+    return [
+        _FragmentRun(int(fragments[low]), low, high) for low, high in pairwise(edges) if low < high
+    ]
 
 
-class _Piece(NamedTuple):
+class _FragmentRows(NamedTuple):
     """The rows of a batch that are in one fragment; see :class:`Gathered`."""
 
     values: Array
@@ -224,7 +226,7 @@ def _piece(
     values: Array,
     rows: Integers,
     elements: Integers | slice,
-) -> _Piece:
+) -> _FragmentRows:
     """Return rows of a fragment, with numbers in place of words."""
     if len(values) and codes.tokens is not None:
         values = codes.tokens[values]
@@ -232,7 +234,7 @@ def _piece(
     if codes.labels is not None and fragment.labels is not None:
         classes = codes.labels[fragment.labels[elements if fragment.layout.has_tags else rows]]
     targets = fragment.targets_of(rows, elements)
-    return _Piece(values, classes, targets, fragment.features_of(rows, elements))
+    return _FragmentRows(values, classes, targets, fragment.features_of(rows, elements))
 
 
 class Gathered:
@@ -268,7 +270,7 @@ class Gathered:
         lengths = ends - starts
         self.offsets = np.concatenate([[0], np.cumsum(lengths)])
         elements = _elements(starts, lengths) if len(runs) < 2 else _index(starts, lengths)
-        pieces: list[_Piece] = []
+        pieces: list[_FragmentRows] = []
         for number, low, high in runs:
             indexes = elements
             if not isinstance(elements, slice):
@@ -293,7 +295,7 @@ class Gathered:
             self._restore(order, lengths)
         fragments.touch(len(rows))
 
-    def _join(self, pieces: Sequence[_Piece]) -> None:
+    def _join(self, pieces: Sequence[_FragmentRows]) -> None:
         """Concatenate the rows of the fragments."""
         values = [piece.values for piece in pieces if len(piece.values)]
         self.values = _joined(values, np.zeros((0, 1), dtype=np.float32))

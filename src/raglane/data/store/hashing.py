@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from raglane.data.arrays import Array
 from raglane.data.records import Feature, Records
+from raglane.data.typed.arrays import Array
 
 Hashes = npt.NDArray[np.uint64]
 

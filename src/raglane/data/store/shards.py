@@ -21,7 +21,6 @@ import numpy as np
 
 from raglane._utils.files import whole_file
 from raglane._utils.messages import quote, require
-from raglane.data.arrays import Array, Entries, Integers
 from raglane.data.prepare.statistics import Statistics
 from raglane.data.records import Records, offsets_of
 from raglane.data.sources.files import check_readable
@@ -38,6 +37,7 @@ from raglane.data.sources.ipc import (
     verify_file,
 )
 from raglane.data.store.fragments import Fragment, Index, Layout, Store, fragment_in, values_in
+from raglane.data.typed.arrays import Array, Entries, Integers
 from raglane.errors import DataError
 
 # Bytes of a shard: large, so that few files are open, but small enough for memory.

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from raglane._utils.messages import argument, quote, require
-from raglane.data.arrays import Array
 from raglane.data.assemble.lists import records_of
 from raglane.data.assemble.padding import may_be_padded
 from raglane.data.assemble.streams import decided
@@ -32,10 +31,11 @@ from raglane.data.sources.ipc import (
     with_names,
 )
 from raglane.data.sources.locations import is_url, local, open_location, path_in
-from raglane.data.sources.table import Table, whole_table
+from raglane.data.sources.table import SourceTable, whole_table
 from raglane.data.store.folders import expand
 from raglane.data.store.fragments import Layout, Store, check_labels
 from raglane.data.store.shards import Shards
+from raglane.data.typed.arrays import Array
 from raglane.errors import ArgumentError
 
 
@@ -244,7 +244,7 @@ def kinds_of(roles: Roles, schema: Any, task: str) -> tuple[str, ...]:
     return () if roles.label is None else label_kinds(schema.field(roles.label).type, task)
 
 
-def _decided(path: Path, table: Table, columns: Columns) -> Roles:
+def _decided(path: Path, table: SourceTable, columns: Columns) -> Roles:
     """Return the columns to read on demand."""
     roles = decided(path, table, columns)
     if roles.shape is Shape.LISTS:

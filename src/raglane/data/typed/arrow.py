@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import require
-from raglane.data.arrays import Array, Integers
+from raglane.data.typed.arrays import Array, Integers
 
 _is_bytes = re.compile(r"(dictionary<values=)?(large_|fixed_size_)?binary(_view)?\b").match
 

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import require
-from raglane.data.arrays import Array, Bools, Entries, Floats, Integers
 from raglane.data.typed import decimals
+from raglane.data.typed.arrays import Array, Bools, Entries, Floats, Integers
 
 # Spellings of a missing number, in lower case.
 MISSING = ("", "nan", "na", "n/a", "null", "none", "?")
@@ -87,7 +87,7 @@ class Column(ABC):
         """Return the column with these rows, by their numbers or by a mask."""
 
 
-class Written(Column):
+class TextColumn(Column):
     """A column of texts, such as that of a CSV file: ``entries`` ``(N,)`` of str.
 
     Example:
@@ -131,9 +131,9 @@ class Written(Column):
         """Return one entry."""
         return str(self.entries[row])
 
-    def take(self, rows: Array | slice) -> Written:
+    def take(self, rows: Array | slice) -> TextColumn:
         """Return the column with these rows."""
-        column = Written(self.entries[rows])
+        column = TextColumn(self.entries[rows])
         if "_numbers" in vars(self):
             # They are parsed once, before the rows are sorted.
             numbers, odd = self._numbers
@@ -265,7 +265,7 @@ class Typed(Column):
         return column
 
 
-class Numbers(Typed):
+class NumberColumn(Typed):
     """A column of numbers that were read from texts: ``written`` reads the texts again."""
 
     def __init__(self, values: Any, written: Callable[[], Typed]) -> None:
@@ -296,10 +296,10 @@ class Numbers(Typed):
         """Return one entry."""
         return self._text.text(row)
 
-    def take(self, rows: Array | slice) -> Numbers:
+    def take(self, rows: Array | slice) -> NumberColumn:
         """Return the column with these rows."""
         taken = super().take(rows)
-        return Numbers(taken.values, lambda: self._text.take(rows))
+        return NumberColumn(taken.values, lambda: self._text.take(rows))
 
 
 def _parsed(values: Any) -> Floats | None:
@@ -331,13 +331,13 @@ def concatenated(columns: Sequence[Column]) -> Column:
     """Return the entries of several columns as one."""
     typed = [column for column in columns if isinstance(column, Typed)]
     if len(typed) < len(columns):
-        return Written(np.concatenate([each.entries for each in columns]))
-    numbers = [column for column in typed if isinstance(column, Numbers)]
+        return TextColumn(np.concatenate([each.entries for each in columns]))
+    numbers = [column for column in typed if isinstance(column, NumberColumn)]
     if len(numbers) == len(columns):
         texts = [column.as_text for column in numbers]
-        return Numbers(_chained(numbers), lambda: Typed(_chained([text() for text in texts])))
+        return NumberColumn(_chained(numbers), lambda: Typed(_chained([text() for text in texts])))
     return Typed(
-        _chained([each.as_text() if isinstance(each, Numbers) else each for each in typed])
+        _chained([each.as_text() if isinstance(each, NumberColumn) else each for each in typed])
     )
 
 
@@ -347,9 +347,9 @@ def _chained(columns: Sequence[Typed]) -> Any:
     return arrow.concat_tables(tables, promote_options="permissive").column("x")
 
 
-def written(entries: list[str]) -> Written:
+def written(entries: list[str]) -> TextColumn:
     """Return a column of these texts."""
-    return Written(np.array(entries, dtype=object))
+    return TextColumn(np.array(entries, dtype=object))
 
 
 def numbers_in(entries: Entries) -> tuple[Floats, Bools]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from raglane._utils.messages import require
-from raglane.data.arrays import Array, Entries, Integers
+from raglane.data.typed.arrays import Array, Entries, Integers
 
 _CLOCK = r"(?P<hour>\d{1,2}):\d\d(?P<second>:\d\d)?(?P<fraction>[.,]\d{1,9})?"
 _HALF = r"(?P<half>\s?[AaPp]\.?[Mm]\.?)?"
@@ -54,7 +54,7 @@ class Ambiguous:
 
 
 @dataclass(frozen=True)
-class Mixed:
+class Contradiction:
     """Entries of a column that contradict each other."""
 
     first: str
@@ -69,7 +69,7 @@ def is_date(text: str) -> bool:
     return any(test(text) for test in (_iso, _year_first, _day_name, _name_day))
 
 
-def format_of(entries: Entries) -> str | Ambiguous | Mixed | None:
+def format_of(entries: Entries) -> str | Ambiguous | Contradiction | None:
     """Return the ``strptime`` format of the dates in a column; None if they need none."""
     words = _present(entries)
     first = words[0] if words else ""
@@ -92,7 +92,7 @@ def format_of(entries: Entries) -> str | Ambiguous | Mixed | None:
 
 def _ordered(
     words: list[str], days: str, names: dict[str, str], clock: str
-) -> str | Ambiguous | Mixed:
+) -> str | Ambiguous | Contradiction:
     """Return the format of numeric dates, in which the day or the month is first."""
     day_first = days.format("%d", "%m", **names) + clock
     month_first = days.format("%m", "%d", **names) + clock
@@ -100,7 +100,7 @@ def _ordered(
     above = next((match[0] for match in matches if int(match["first"]) > 12), None)
     beneath = next((match[0] for match in matches if int(match["other"]) > 12), None)
     if above is not None and beneath is not None:
-        return Mixed(above, beneath)
+        return Contradiction(above, beneath)
     if above is not None or (beneath is None and names["mark"] == "."):
         return day_first
     if beneath is not None:

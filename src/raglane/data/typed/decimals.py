@@ -11,7 +11,7 @@ import re
 
 import numpy as np
 
-from raglane.data.arrays import Entries
+from raglane.data.typed.arrays import Entries
 
 _is_decimal = re.compile(r"\s*[+-]?\d*[.,]\d+(?:[eE][+-]?\d+)?\s*").fullmatch
 _has_groups = re.compile(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, cast
 
@@ -29,13 +30,16 @@ from raglane.kernels.cpu.layer import (
     LayerResult,
     OutputGrads,
     Saved,
+    TableRefusedError,
     Tensors,
     are_hooked,
     is_last_use,
     kind_of,
     layer_of,
 )
+from raglane.native import library
 from raglane.native.library import has_cell, leave_lost_threads, missing_kernels
+from raglane.native.memory import NO_MEMORY
 from raglane.packing.rows import Layout, Table
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
@@ -182,21 +186,21 @@ def run_layer(
     except AttributeError:
         layer.admit(offsets, tensors, depth)  # raises, because one is not a tensor
         raise
-    packed = None if save else packed
-    result = layer.try_forward(
-        offsets, tensors, need_output=need_output, save=save, need_c=need_c, packed=packed
+    result = layer.forward(
+        offsets,
+        tensors,
+        need_output=need_output,
+        save=save,
+        need_c=need_c,
+        packed=None if save else packed,
+        depth=depth,
     )
-    if save:
-        apply = _Recurrence.apply if result is None else _apply
-        output, *rest = apply(layer, result, offsets, need_c, depth, *tensors)  # type: ignore[no-untyped-call]
-        c_states = rest.pop() if need_c else None
-        return output if need_output else None, tuple(rest), c_states
-    if result is None:
-        admitted = layer.admit(offsets, tensors, depth)
-        result = layer.forward(
-            admitted, need_output=need_output, save=False, need_c=need_c, packed=packed
-        )
-    return result.output, result.final, result.c_states if need_c else None
+    if not save:
+        return result.output, result.final, result.c_states if need_c else None
+    apply = _Recurrence.apply if result.were_copied else _apply
+    output, *rest = apply(layer, result, offsets, need_c, depth, *tensors)  # type: ignore[no-untyped-call]
+    c_states = rest.pop() if need_c else None
+    return output if need_output else None, tuple(rest), c_states
 
 
 def run_table(
@@ -204,17 +208,57 @@ def run_table(
 ) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
     """Run a layer on a table: like :func:`run_layer`, but values and output keep its layout.
 
-    Return None if the C++ operator refuses the call.
+    Return None if C cannot read the table.
     """
     save = torch.is_grad_enabled() and any(
         [tensor is not None and tensor.requires_grad for tensor in tensors]  # noqa: C419
     )
-    options = {"need_output": need_output, "save": save, "need_c": False}
-    result = layer.try_forward(table, tensors, packed=None if save else packed, **options)
-    if result is None or not save:
-        return result and (result.output, result.final)
+    packed = None if save else packed
+    try:
+        result = layer.forward(
+            table, tensors, need_output=need_output, save=save, need_c=False, packed=packed
+        )
+    except TableRefusedError:
+        return None
+    if not save:
+        return result.output, result.final
     output, *final = _apply(layer, result, None, False, 0, *tensors)  # type: ignore[no-untyped-call]
     return output if need_output else None, tuple(final)
+
+
+def run_stack(
+    layers: tuple[Layer, ...],
+    rows: Tensor | Table,
+    values: Tensor,
+    states: tuple[Any, ...],
+    weights: tuple[Any, ...],
+    need_output: bool,
+    packed: tuple[Tensor, ...],
+) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
+    """Run a stack of layers by one call of C, for inference; return its output and final states.
+
+    ``rows`` are the offsets, or a table, whose layout values and output then have. ``weights`` are
+    those of one layer after the other. Return None if C cannot run the call.
+    """
+    run = library.operators()
+    if run is None:
+        return None
+    order = None
+    layout = 0  # flat
+    if isinstance(rows, Table):
+        order = rows.order
+        layout = rows.number
+        rows = rows.sizes
+    heads = [layer.head(packed[index] if packed else None) for index, layer in enumerate(layers)]
+    try:
+        results, status, _ = run.stack(
+            heads, rows, values, states, weights, packed, need_output, order, layout
+        )
+    except NO_MEMORY:
+        return None
+    if status:
+        return None
+    return results[0] if need_output else None, tuple(results[need_output:])
 
 
 def _record(
@@ -242,16 +286,12 @@ class _Recurrence(torch.autograd.Function):
     def forward(
         ctx: Any,
         layer: Layer,
-        result: LayerResult | None,
+        result: LayerResult,
         offsets: Any,
         need_c: bool,
         depth: int,
         *tensors: Any,
     ) -> tuple[Tensor, ...]:
-        if result is None:
-            admitted = layer.admit(offsets, tensors, depth)
-            offsets = admitted[0]
-            result = layer.forward(admitted, need_output=True, save=True, need_c=need_c)
         output = cast(Tensor, result.output)
         c_states = cast(Tensor, result.c_states)
         ctx.layer = layer
@@ -292,10 +332,11 @@ class _Recurrence(torch.autograd.Function):
         if ctx.in_layout:
             if not by_reference:
                 output_grads = OutputGrads(grad_output, None, grads[:states])
-                gradients = layer.try_backward(
-                    offsets, tuple(rest), saved, output_grads, needed, overwrite, in_layout=True
-                )
-                if gradients is not None:
+                options = {"overwrite": overwrite, "in_layout": True}
+                with suppress(TableRefusedError):
+                    gradients = layer.backward(
+                        offsets, tuple(rest), saved, output_grads, needed, **options
+                    )
                     return None, None, None, None, None, *gradients
             layout = Layout.of_saved_plan(offsets)
             elements = rest[0].shape[0]
@@ -325,7 +366,8 @@ class _Recurrence(torch.autograd.Function):
         return None, None, None, None, None, *gradients
 
 
-# Function.apply without its search for dead wrappers of torch.func among the arguments.
+# Function.apply without its search for dead wrappers of torch.func among the arguments, which C
+# cannot read.
 _apply = super(torch.autograd.Function, _Recurrence).apply
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
@@ -15,9 +16,10 @@ from raglane._utils import forks
 from raglane._utils.checks import check_unchanged
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
-from raglane.kernels.checks import Admitted, Gate, admit, check_layer
+from raglane.kernels.checks import Admitted, Gate, check_layer
+from raglane.kernels.cpu.by_ctypes import Answer, CtypesCalls
 from raglane.native import library
-from raglane.native.memory import NO_MEMORY, pointer
+from raglane.native.memory import NO_MEMORY
 from raglane.packing.rows import Table
 
 Tensors = tuple[Any, ...]
@@ -29,17 +31,6 @@ Grads = tuple[Tensor | None, ...]
 """Gradients of :data:`Tensors`, in that order; None for those that are not needed."""
 
 _MOST_STEPS = 4096  # sequences of a step with cached offsets
-_HEAD = "abi", "isa", "cell", "dtype", "flags", "threads", "directions"
-# Fields that backward reads in addition to those of forward.
-_READ = (
-    "output",
-    "gates",
-    "c_states",
-    "grad_output",
-    "grad_c_states",
-    "grad_final_h",
-    "grad_final_c",
-)
 
 
 class LayerSpec(NamedTuple):
@@ -65,6 +56,7 @@ class LayerResult(NamedTuple):
     flat_values: Tensor | None = None
     flat_output: Tensor | None = None
     saved_plan: Tensor | None = None  # see ``Layout.of_saved_plan``
+    were_copied: bool = False  # C could not read one of the tensors, and read copies
 
 
 class Saved(NamedTuple):
@@ -84,26 +76,18 @@ class OutputGrads(NamedTuple):
     final: tuple[Tensor | None, ...]
 
 
-class BackwardCall(NamedTuple):
-    """The arguments of a layer's backward pass after validation."""
+class StepGrads(NamedTuple):
+    """Results of the backward time loop, from which torch computes gradients of values and weights."""
 
-    offsets: Tensor
-    tensors: Tensors
-    saved: Saved
-    fields: list[int]  # the pointers that C reads
-    needed: tuple[bool, ...]  # per tensor, True if its gradient is needed
-    overwrite: bool  # gradients may reuse the memory of ``saved``
+    grad_gates: Tensor  # gradients of the gates' arguments, ``(K, N, ...)``
+    previous_h: Tensor | None = None  # ``h`` before each element, ``(K, N, P)``
+    grad_h: Tensor | None = None  # with a projection, the gradient of ``h``, ``(K, N, P)``
+    unprojected: Tensor | None = None  # with a projection, its input, ``(K, N, H)``
+    grad_skip: Tensor | None = None  # what reaches the values without a product, ``(K, N, H)``
 
 
-_NAMES = (
-    *("saved output", "saved gates", "saved c"),
-    *(
-        "gradient of the output",
-        "gradient of c",
-        "gradient of the final h",
-        "gradient of the final c",
-    ),
-)
+class TableRefusedError(Exception):
+    """C cannot read a table, whose rows the caller must flatten."""
 
 
 class Layer(ABC):
@@ -115,8 +99,8 @@ class Layer(ABC):
 
     # The fields of C's struct for the weights of a direction.
     weight_fields: ClassVar[tuple[str, ...]]
-    # The fields that backward writes, without gradients of weights.
-    written: ClassVar[tuple[str, ...]]
+    # Of each direction the indexes of the weights whose gradients the time loop sums.
+    summed: ClassVar[tuple[int, ...]] = ()
     checkpoints: ClassVar[bool] = False  # True if backward can recompute the gates
     overwrites_c = False  # True if backward may overwrite ``c``
     # Numbers saved per element, and the dimensions of ``c`` before the elements.
@@ -137,27 +121,11 @@ class Layer(ABC):
         self.each = len(CELLS[self.cell].weights_type._fields)
         self.weights = self.directions * self.each
         self.number = number
-        fields = library.library().structs["raglane_layer"]
-        names = list(fields.formats)[: list(fields.formats).index("offsets")]
-        self._pack_head = fields.packer(*names, end="offsets")
-        self._sizes = tuple([sizes.get(name, 0) for name in names[len(_HEAD) :]])
-        self._heads: dict[
-            tuple[str, int, int, int | None, torch.dtype], tuple[tuple[int, ...], Tensor]
-        ] = {}
-        inputs = "offsets", "values", "initial_h", "initial_c", *self._fields_of("weights")
-        results = "packed", "output", "final_h", "final_c", "gates", "c_states"
-        self._pack_forward = fields.packer(*inputs, *results, begin="offsets")
-        self._pack_backward = fields.packer(
-            *inputs, *_READ, *self.written, *self._fields_of("grad_weights"), begin="offsets"
-        )
-
-    def _fields_of(self, array: str) -> list[str]:
-        """Return the fields of C's struct for an array with the weights of each direction."""
-        return [
-            f"{array}[{direction}].{name}"
-            for direction in range(self.directions)
-            for name in self.weight_fields
-        ]
+        formats = list(library.library().structs["raglane_layer"].formats)
+        names = formats[len(library.HEAD) : formats.index("offsets")]
+        self._sizes = tuple([sizes.get(name, 0) for name in names])
+        self._heads: dict[tuple[Any, ...], tuple[tuple[int, ...], Tensor]] = {}
+        self._calls = CtypesCalls(self)
 
     def initial(self, tensors: Tensors) -> Tensors:
         """Return the initial states among a layer's tensors."""
@@ -172,6 +140,10 @@ class Layer(ABC):
         """Return the shapes of ``Saved.gates`` and ``Saved.c_states`` for a number of elements."""
         return (self.directions, elements, self.gates_width), (*self.c_rows, elements, self.c_width)
 
+    @abstractmethod
+    def step_shapes(self, tensors: Tensors) -> dict[str, tuple[int, ...]]:
+        """Return the fields of :class:`StepGrads` that the layer has, and their shapes."""
+
     @staticmethod
     @abstractmethod
     def states(output: Tensor, c_states: Tensor | None) -> tuple[Tensor, ...]:
@@ -183,118 +155,100 @@ class Layer(ABC):
             offsets, tensors, depth
         )
 
-    def try_forward(
+    def forward(
         self,
-        offsets: Tensor | Table,
+        offsets: Any,
         tensors: Tensors,
         *,
         need_output: bool,
         save: bool,
         need_c: bool,
         packed: Tensor | None = None,
-    ) -> LayerResult | None:
-        """Run :meth:`forward` by one call of C++; None if it cannot read a tensor, or is missing.
+        depth: int = 0,
+    ) -> LayerResult:
+        """Run the layer by one call of C, which checks the tensors.
 
-        With a table in place of offsets, the values and a needed output have its layout.
+        ``save``: a backward pass follows. ``need_c``: return ``c`` after each element. ``packed``:
+        the result of :meth:`packed` for the current numbers of these weights. ``depth`` is for
+        messages. With a :class:`Table` in place of offsets, the values and a needed output have its
+        layout, and :class:`TableRefusedError` is raised if C cannot read it.
         """
-        run = library.operators()
-        if run is None:
-            return None
+        run = library.operators() or self._calls
         _, head = self._head(self.dtype if packed is None else self._weights_dtype(packed.dtype))
         # The caller records the call; torch's operators for autograd would warn of one that does
         # not.
         records = save and torch.is_grad_enabled()
+        sizes = offsets
+        order = None
+        layout = 0  # flat
         if isinstance(offsets, Table):
             sizes = offsets.sizes
             order = offsets.order
             layout = offsets.number
-        else:
-            sizes = offsets
-            order = None
-            layout = 0  # flat
+        options = (packed, need_output, save, need_c)
+        admitted = None
         try:
             if records:
                 torch._C._set_grad_enabled(False)
-            results = run.forward(
-                head,
-                sizes,
-                tensors[0],
-                tensors[1:],
-                packed,
-                need_output,
-                save,
-                need_c,
-                order,
-                layout,
+            results, status, reason = run.forward(
+                head, sizes, tensors[0], tensors[1:], *options, order, layout
             )
-        except NO_MEMORY:
-            return None
+        except NO_MEMORY as error:  # one is not a tensor, or has another device or layout
+            results, status, reason = Answer([], library.BAD_ARGUMENT, str(error))
         finally:
             if records:
                 torch._C._set_grad_enabled(True)
-        if not results:
-            return None
+        if status:
+            self._check_refusal(status, reason, layout > 0)
+            admitted = self.gate.normalised(offsets, tensors, depth)
+            results, status, reason = self._calls.forward_of(head, admitted, *options)
+            self._require_ok(status, reason, admitted)
         following = iter(results)
         output = next(following) if need_output or save else None
         final = tuple(islice(following, len(self.sizes)))
         gates = next(following) if save else None
         c_states = next(following) if save or need_c else None
         # After them, of a call with a table: flat values, flat output and plan.
+        if admitted is not None:
+            return LayerResult(output, final, gates, c_states, were_copied=True)
         return LayerResult(output, final, gates, c_states, *following)
 
-    def forward(
-        self,
-        admitted: Admitted,
-        *,
-        need_output: bool,
-        save: bool,
-        need_c: bool,
-        packed: Tensor | None = None,
-    ) -> LayerResult:
-        """Run the layer; no user code may run between :meth:`admit` and this call.
+    def _check_refusal(self, status: int, reason: str, is_table: bool) -> None:
+        """Raise unless C has refused a tensor, and the caller may name it or copy it."""
+        if status != library.BAD_ARGUMENT:
+            library.require_ok(status, reason)
+        if is_table:
+            raise TableRefusedError(reason)
 
-        ``save``: a backward pass follows. ``need_c``: return ``c`` after each element. ``packed``:
-        the result of :meth:`packed` for the current numbers of these weights.
-        """
-        offsets, tensors, addresses, _ = admitted
-        values = tensors[0]
-        count = self.directions
-        elements = values.shape[0]
-        sequences = offsets.shape[0] - 1
-        output = values.new_empty(elements, count * self.sizes[0]) if need_output or save else None
-        final = tuple([values.new_empty(count, sequences, size) for size in self.sizes])
-        gates = c_states = None
-        if save or need_c:
-            gates_shape, c_shape = self.saved_shapes(elements)
-            # torch parses sizes as separate arguments in half the time of a tuple.
-            gates = library.empty(values, *gates_shape) if save else None
-            c_states = values.new_empty(*c_shape) if need_c else library.empty(values, *c_shape)
-        final_c = final[1] if len(final) > 1 else None
-        results = (packed, output, final[0], final_c, gates, c_states)
-        pointers = self._pack_forward(*addresses, *map(pointer, results))
-        dtype = self.dtype if packed is None else self._weights_dtype(packed.dtype)
-        self._call("raglane_forward", dtype, pointers, offsets, values)
-        return LayerResult(output, final, gates, c_states)
+    def head(self, packed: Tensor | None) -> Tensor:
+        """Return the head of a call, with packed weights or others."""
+        return self._head(self.dtype if packed is None else self._weights_dtype(packed.dtype))[1]
 
     def _head(
         self, dtype: torch.dtype, threads: int | None = None
     ) -> tuple[tuple[int, ...], Tensor]:
-        """Return the struct's fields before its addresses, for weights of ``dtype``; no counts."""
+        """Return the struct's fields before its addresses, for weights of ``dtype``, with 0 for
+        counts; and the head of ``csrc/torch/layer.h``.
+        """
         kernels = library.library()
+        least = library.least_block()
         key = (
             kernels.isa,
             kernels.flags,
             threads or torch.get_num_threads(),
             forks.threads_before,
             dtype,
+            least,
         )
         head = self._heads.get(key)
         if head is None:
-            fields = *library.preamble(self.number, dtype, threads), self.directions, *self._sizes
-            head = self._heads[key] = fields, torch.tensor(fields, dtype=torch.int64, device="cpu")
+            begin = *library.preamble(self.number, dtype, threads), self.directions
+            fields = *begin, *(0,) * (len(library.HEAD) - len(begin)), *self._sizes
+            numbers = torch.tensor((*fields, least), dtype=torch.int64, device="cpu")
+            head = self._heads[key] = fields, numbers
         return head
 
-    def _counted(
+    def counted(
         self,
         dtype: torch.dtype,
         sequences: int,
@@ -303,10 +257,7 @@ class Layer(ABC):
         threads: int | None = None,
     ) -> bytes:
         """Return the fields of the struct before its addresses, for Python's own call."""
-        fields, _ = self._head(dtype, threads)
-        return self._pack_head(
-            *fields[: len(_HEAD)], sequences, elements, slot_count, *fields[len(_HEAD) + 3 :]
-        )
+        return self._calls.counted(self._head(dtype, threads)[0], sequences, elements, slot_count)
 
     def _weights_dtype(self, packed: torch.dtype) -> torch.dtype:
         """Return the dtype of packed weights for C: int8, or that of the tensors."""
@@ -323,16 +274,13 @@ class Layer(ABC):
         # torch's default device may be another one than the CPU.
         offsets = torch.zeros(1, dtype=torch.int64, device="cpu")
         values = torch.empty(0, self.input_size, dtype=self.dtype, device="cpu")
-        _, _, addresses, _storages = self.admit(offsets, (values, *weights), depth)
+        admitted = self.admit(offsets, (values, *weights), depth)
         dtype = dtype or torch.uint8
-        head = self._counted(self._weights_dtype(dtype), 0, 0)
-        return library.packed(
-            "raglane_pack", head + self._pack_forward(*addresses, *(0,) * 6), dtype
-        )
+        return self._calls.pack(self._head(self._weights_dtype(dtype))[0], admitted, dtype)
 
     def backward(
         self,
-        offsets: Tensor,
+        offsets: Any,
         tensors: Tensors,
         saved: Saved,
         grads: OutputGrads,
@@ -340,95 +288,90 @@ class Layer(ABC):
         *,
         overwrite: bool,
         depth: int = 0,
-    ) -> Grads:
-        """Return the gradients of the ``needed`` tensors; ``overwrite`` as in BackwardCall."""
-        gradients = self.try_backward(offsets, tensors, saved, grads, needed, overwrite)
-        if gradients is not None:
-            return gradients
-        offsets, tensors, addresses, _storages = self.admit(offsets, tensors, depth)
-        values = tensors[0]
-        count = self.directions
-        sequences = offsets.shape[0] - 1
-        output = (values.shape[0], count * self.sizes[0])
-        gates, c_states = self.saved_shapes(values.shape[0])
-        states = [(count, sequences, size) for size in self.sizes]
-        read = (*saved[:3], grads.output, grads.c_states, *grads.final)
-        shapes = (output, gates, c_states, output, c_states, *states)
-        readable, pointers, _more_storages = admit(_NAMES, read, shapes, values)
-        saved = Saved(readable[0], readable[1], readable[2], saved.is_shared)  # type: ignore[arg-type]
-        fields = addresses + pointers + [0] * (len(_READ) - len(pointers))
-        return self._backward(BackwardCall(offsets, tensors, saved, fields, needed, overwrite))
-
-    def try_backward(
-        self,
-        offsets: Any,
-        tensors: Tensors,
-        saved: Saved,
-        grads: OutputGrads,
-        needed: tuple[bool, ...],
-        overwrite: bool,
         in_layout: bool = False,
-    ) -> Grads | None:
-        """Run :meth:`backward` by one call of C++; None if it cannot read a tensor, or is missing.
+    ) -> Grads:
+        """Return the gradients of the ``needed`` tensors.
 
+        ``overwrite``: gradients may reuse the memory of ``saved``. ``depth`` is for messages.
         ``in_layout``: ``offsets`` are the saved plan of a table, and the gradients of output and
-        values have its layout.
+        values have its layout; :class:`TableRefusedError` is raised as in :meth:`forward`.
         """
-        run = library.operators()
-        if run is None or not self._computes_all_gradients(tensors):
-            return None
+        by_products = not self._computes_all_gradients(tensors)
+        if in_layout and by_products:
+            raise TableRefusedError
+        run = library.operators() or self._calls
+        _, head = self._head(self.dtype)
         over_c = overwrite and not saved.is_shared and self.overwrites_c
-        read = (*saved[:3], grads.output, grads.c_states, *grads.final, None)[: len(_READ)]
+        read = (*saved[:3], grads.output, grads.c_states, *grads.final, None)[:7]
+        by_c = self._summed_of(needed) if by_products else needed
+        options = (read, by_c, overwrite, over_c)
         try:
-            _, head = self._head(self.dtype)
-            results = run.backward(
-                head,
-                offsets,
-                tensors[0],
-                tensors[1:],
-                read,
-                needed,
-                overwrite,
-                over_c,
-                in_layout,
+            results, status, reason = run.backward(
+                head, offsets, tensors[0], tensors[1:], *options, in_layout, by_products
             )
-        except NO_MEMORY:
-            return None
-        if not results and any(needed):
-            return None
+        except NO_MEMORY as error:
+            results, status, reason = Answer([], library.BAD_ARGUMENT, str(error))
+        if status:
+            self._check_refusal(status, reason, in_layout)
+            admitted = self.gate.normalised(offsets, tensors, depth)
+            results, status, reason = self._calls.backward_of(head, admitted, *options, by_products)
+            self._require_ok(status, reason, admitted)
+            tensors = admitted[1]
         if overwrite:
             spend(saved.gates)
         if over_c:
             spend(saved.c_states)
         following = iter(results)
-        pairs = zip(tensors, needed, strict=True)
+        pairs = zip(tensors, by_c, strict=True)
+        gradients = [
+            next(following) if is_needed and tensor is not None else None
+            for tensor, is_needed in pairs
+        ]
+        if not by_products:
+            return tuple(gradients)
+        steps = self._steps_of(tensors, saved, overwrite, over_c, following)
+        return self._by_products(tensors, needed, gradients, steps)
+
+    def _steps_of(
+        self, tensors: Tensors, saved: Saved, overwrite: bool, over_c: bool, own: Iterator[Tensor]
+    ) -> StepGrads:
+        """Return the results of a time loop; ``own`` are those in memory of their own."""
+        steps: dict[str, Any] = {}
+        if overwrite and self.gates_width:
+            steps["grad_gates"] = saved.gates
+        if over_c:
+            steps["previous_h"] = saved.c_states
+        names = [name for name in self.step_shapes(tensors) if name not in steps]
+        return StepGrads(**steps, **dict(zip(names, own, strict=True)))
+
+    def _summed_of(self, needed: tuple[bool, ...]) -> tuple[bool, ...]:
+        """Return which of the needed gradients the time loop computes, without a product."""
+        begin = len(needed) - self.weights
         return tuple(
             [
-                next(following) if is_needed and tensor is not None else None
-                for tensor, is_needed in pairs
+                is_needed
+                and index > 0
+                and (index < begin or (index - begin) % self.each in self.summed)
+                for index, is_needed in enumerate(needed)
             ]
         )
 
     @abstractmethod
-    def _backward(self, call: BackwardCall) -> Grads:
-        """Return the gradients."""
+    def _by_products(
+        self,
+        tensors: Tensors,
+        needed: tuple[bool, ...],
+        grads: list[Tensor | None],
+        steps: StepGrads,
+    ) -> Grads:
+        """Add to ``grads`` those of the values and weights that torch's products compute."""
 
-    def _run_backward(self, call: BackwardCall, written: list[Tensor | None]) -> None:
-        """Call C's backward; ``written``: tensors of the class's fields, gradients of weights."""
-        pointers = self._pack_backward(*call.fields, *map(pointer, written))
-        self._call("raglane_backward", self.dtype, pointers, call.offsets, call.tensors[0])
-
-    def _call(
-        self, function: str, dtype: torch.dtype, pointers: bytes, offsets: Tensor, values: Tensor
-    ) -> None:
-        """Call a function of C with the struct of this layer; ``dtype`` is that of the weights."""
-        head = self._counted(dtype, offsets.shape[0] - 1, values.shape[0])
-        try:
-            library.call(function, head + pointers)
-        except ArgumentError:
-            # Raises the message of the other backends.
-            check_unchanged(offsets, values.shape[0], values.device)
-            raise
+    def _require_ok(self, status: int, reason: str, admitted: Admitted) -> None:
+        """Raise if C refused validated tensors; if its offsets are wrong, as other backends do."""
+        if status == library.BAD_ARGUMENT:
+            values = admitted[1][0]
+            check_unchanged(admitted[0], values.shape[0], values.device)
+        library.require_ok(status, reason)
 
     def _computes_all_gradients(self, tensors: Tensors) -> bool:
         """Return True if the kernels, not torch, compute the gradients of values and weights.

@@ -6,7 +6,7 @@ bfloat16 are computed by torch, on processors with instructions for it, where to
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -14,13 +14,13 @@ from torch import Tensor
 from raglane.cells.spec import Weights
 from raglane.kernels.cpu.layer import (
     KINDS,
-    BackwardCall,
     Grads,
     Layer,
     LayerSpec,
+    StepGrads,
+    Tensors,
     add_product,
     outer,
-    spend,
 )
 from raglane.native import library
 from raglane.native.library import cell_facts
@@ -30,10 +30,6 @@ class MatrixLayer(Layer):
     """See :class:`~raglane.kernels.cpu.layer.Layer`."""
 
     weight_fields = "input", "hidden", "input_bias", "hidden_bias", "projection"
-    written = (
-        *("grad_gates", "previous_h", "grad_h", "unprojected"),
-        *("grad_initial_h", "grad_initial_c", "grad_values"),
-    )
     checkpoints = True
 
     def __init__(self, spec: LayerSpec) -> None:
@@ -64,61 +60,45 @@ class MatrixLayer(Layer):
             return (output,)
         return output, c_states[0] if c_states.shape[0] == 1 else torch.cat(c_states.unbind(), 1)
 
-    def _backward(self, call: BackwardCall) -> Grads:
-        tensors = call.tensors
-        saved = call.saved
-        values = tensors[0]
+    def step_shapes(self, tensors: Tensors) -> dict[str, tuple[int, ...]]:
+        """See :class:`~raglane.kernels.cpu.layer.Layer`."""
         count = self.directions
-        width = self.sizes[0]
-        begin = len(tensors) - self.weights
         # With recomputed gates these gradients are in the kernels' scratch.
-        total = 0 if self.checkpoint_every else values.shape[0]
-        projects = self.weights_of(tensors, 0)[4] is not None
-        reuse_gates = call.overwrite and self.saves
-        reuse_c = call.overwrite and self.overwrites_c and not saved.is_shared
-        gates = saved.gates if reuse_gates else library.empty(values, count, total, self.stride)
-        h_before = saved.c_states if reuse_c else library.empty(values, count, total, width)
-        grad_h = library.empty(values, count, total, width) if projects else None
-        unprojected = library.empty(values, count, total, self.hidden_size) if projects else None
-        computes_all = self._computes_all_gradients(tensors)
-        grads = [
-            torch.empty_like(tensor) if is_needed and (computes_all or 0 < index < begin) else None
-            for index, (tensor, is_needed) in enumerate(zip(tensors, call.needed, strict=True))
-        ]
-        written = [gates, h_before, grad_h, unprojected, *grads[1:begin], *[None] * (3 - begin)]
-        self._run_backward(call, [*written, grads[0], *grads[begin:]])
-        if reuse_gates:
-            spend(saved.gates)
-        if reuse_c:
-            spend(saved.c_states)
-        if computes_all:
-            return tuple(grads)
-        grad_values, grad_weights = self._by_products(
-            call, _StepGrads(gates, h_before, grad_h, unprojected)
-        )
-        return grad_values, *grads[1:begin], *grad_weights
+        total = 0 if self.checkpoint_every else tensors[0].shape[0]
+        shapes: dict[str, tuple[int, ...]] = {
+            "grad_gates": (count, total, self.stride),
+            "previous_h": (count, total, self.sizes[0]),
+        }
+        if self.weights_of(tensors, 0)[4] is not None:
+            shapes["grad_h"] = (count, total, self.sizes[0])
+            shapes["unprojected"] = (count, total, self.hidden_size)
+        return shapes
 
     def _by_products(
-        self, call: BackwardCall, steps: _StepGrads
-    ) -> tuple[Tensor | None, list[Tensor | None]]:
-        """Compute the gradients of the values and of all weights by torch's products."""
-        tensors = call.tensors
-        begin = len(call.tensors) - self.weights
+        self,
+        tensors: Tensors,
+        needed: tuple[bool, ...],
+        grads: list[Tensor | None],
+        steps: StepGrads,
+    ) -> Grads:
+        begin = len(tensors) - self.weights
         grad_values: Tensor | None = None
         grad_weights: list[Tensor | None] = []
         for direction in range(self.directions):
             weights = Weights(*self.weights_of(tensors, direction))
-            if call.needed[0]:
-                gates = steps.gates[direction, :, : weights.input.shape[0]]
+            if needed[0]:
+                gates = steps.grad_gates[direction, :, : weights.input.shape[0]]
                 grad_values = add_product(grad_values, gates, weights.input)
-            needed = call.needed[begin + self.each * direction :][: self.each]
-            grad_weights += self._weight_gradients(tensors[0], steps, direction, weights, needed)
-        return grad_values, grad_weights
+            of_direction = needed[begin + self.each * direction :][: self.each]
+            grad_weights += self._weight_gradients(
+                tensors[0], steps, direction, weights, of_direction
+            )
+        return grad_values, *grads[1:begin], *grad_weights
 
     def _weight_gradients(
         self,
         values: Tensor,
-        steps: _StepGrads,
+        steps: StepGrads,
         direction: int,
         weights: Weights,
         needed: tuple[bool, ...],
@@ -126,8 +106,8 @@ class MatrixLayer(Layer):
         """Compute the gradients of the five weights of one direction."""
         rows = weights.input.shape[0]
         hidden_size = self.hidden_size
-        gates = steps.gates[direction, :, : self.slots * hidden_size]
-        h_before = steps.h_before[direction]
+        gates = steps.grad_gates[direction, :, : self.slots * hidden_size]
+        h_before = cast(Tensor, steps.previous_h)[direction]
         result: list[Tensor | None] = [None] * 5
         # The input and hidden product of a GRU's candidate have different gradients.
         split = gates.shape[1] > rows
@@ -157,15 +137,6 @@ class MatrixLayer(Layer):
 
 
 KINDS[Weights] = MatrixLayer
-
-
-class _StepGrads(NamedTuple):
-    """Results of the backward time loop, from which the gradients of weights are computed."""
-
-    gates: Tensor  # gradients of the gates' arguments, ``(K, N, S * H)`` and padding
-    h_before: Tensor  # ``h`` before each element, ``(K, N, P)``
-    grad_h: Tensor | None  # with a projection, the gradient of ``h``, ``(K, N, P)``
-    unprojected: Tensor | None  # with a projection, its input, ``(K, N, H)``
 
 
 # The constants of ``lane_capacity`` in csrc/scan/lanes.h, for caches that fit the maximum of lanes.

@@ -96,8 +96,7 @@ def recurrence(cell: str, values: Tensor, offsets: Tensor, *rest: Any) -> tuple[
     *padded, need_output, save, need_c, every = rest
     layer, tensors = _layer_of(cell, values, offsets, tuple(padded), every)
     options = {"need_output": need_output, "save": save, "need_c": need_c}
-    result = layer.try_forward(offsets, tensors, **options)
-    result = result or layer.forward(layer.admit(offsets, tensors), **options)
+    result = layer.forward(offsets, tensors, **options)
     results = (result.output, *(*result.final, None)[:2], result.gates, result.c_states)
     return tuple([values.new_empty(0) if tensor is None else tensor for tensor in results])
 

@@ -244,7 +244,7 @@ class PreparedLayer(Kernel):
             pools[1] if pools[1:] else 0,
         )
         slots = rows.pools[0].shape[0]
-        head = self._layer._counted(
+        head = self._layer.counted(
             self._weights_dtype, rows.slots.shape[0], rows.output.shape[0], slots, 1
         )
         return head + pointers, (read, rows)

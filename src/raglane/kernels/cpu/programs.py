@@ -20,11 +20,12 @@ from raglane.native import library
 from raglane.native.library import DTYPES, call, program_preamble
 from raglane.native.memory import NO_MEMORY, checked_rows, contiguous, pointer
 from raglane.programs.lower import Lowered
-from raglane.programs.program import KINDS, OPERATIONS, Operand, Program, product_program
+from raglane.programs.program import KINDS, OPERATIONS, Operand, Program
 
 _NUMBERS = {name: number for number, name in enumerate(OPERATIONS)}
 _pack = struct.Struct("=16q").pack  # the struct raglane_program
 _pack_outer = struct.Struct("=15q").pack  # the struct raglane_outer
+_pack_product = struct.Struct("=24q").pack  # the struct raglane_factors
 _NOWHERE = Operand(-1)
 
 
@@ -318,12 +319,21 @@ def times(rows: Tensor, weight: Tensor) -> Tensor:
             "pass a tensor of that shape",
         )
     groups, width, depth = weight.shape
-    # Sooner than torch.tensor.
-    offsets = torch.frombuffer(array("q", (0, rows.shape[0])), dtype=torch.int64)
-    outputs, _ = run(
-        product_program(groups, width, depth), offsets=offsets, elements=[rows], weights=[weight]
-    )
-    return outputs[0]
+    # Views of their own, whose memory no other thread replaces.
+    rows = _rows("rows", rows.detach() if isinstance(rows, Tensor) else rows, None, None)
+    if rows.shape[1] != groups * depth:
+        got = f"shape {tuple(rows.shape)}"
+        rule = f"rows of {groups * depth} numbers, {groups} groups of {depth}"
+        raise ShapeError("rows", got, rule, "pass rows of that length")
+    wide = torch.promote_types(rows.dtype, torch.float32)
+    weight = checked_rows("weight", weight.detach(), tuple(weight.shape), (wide,))
+    output = torch.empty(rows.shape[0], groups * width, dtype=wide, device="cpu")
+    tensors = array("q")
+    for tensor in (rows, weight, output):
+        _add(tensors, tensor)
+    head = *program_preamble(wide), rows.shape[0], groups, width, depth
+    call("raglane_product", _pack_product(*head, *tensors))
+    return output
 
 
 def outer_products(

@@ -13,7 +13,7 @@ from raglane.kernels.graph import Step, Table, run_steps, table_of
 from raglane.nn.crf.recursions import SUMS, Scores, finite, weights_of
 
 
-class _Chain(NamedTuple):
+class _StepParameters(NamedTuple):
     """The parameters of a step."""
 
     arriving: Tensor  # ``(C, C)``, the score of a tag (row) after another (column)
@@ -30,7 +30,7 @@ class _Reach:
     states: ClassVar[tuple[str, ...]] = ("weight",)
 
     def step(
-        self, weights: _Chain, prepared: Tensor, state: tuple[Tensor, ...]
+        self, weights: _StepParameters, prepared: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         emission = prepared[:, :-1]
         begins = prepared[:, -1:] > 0
@@ -50,7 +50,7 @@ class _Back:
     states: ClassVar[tuple[str, ...]] = ("tag",)
 
     def step(
-        self, weights: _Chain, prepared: Tensor, state: tuple[Tensor, ...]
+        self, weights: _StepParameters, prepared: Tensor, state: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         weight = prepared[:, :-1]
         begins = prepared[:, -1:] > 0
@@ -74,7 +74,7 @@ def _log_sum_exp(ways: Tensor) -> Tensor:
 def _walk(
     table: Table,
     step: _Reach | _Back,
-    chain: _Chain,
+    chain: _StepParameters,
     rows: Tensor,
     offsets: Tensor,
     sizes: tuple[int, int],
@@ -105,7 +105,7 @@ def _reach(
     outputs = _walk(
         table,
         _Reach(best),
-        _Chain(arriving, edge),
+        _StepParameters(arriving, edge),
         scores.emissions,
         offsets,
         sizes,
@@ -118,7 +118,7 @@ def best_tags(scores: Scores, lengths: Tensor, offsets: Tensor) -> Tensor:  # no
     """See :func:`raglane.nn.crf.recursions.best_tags`."""
     table = table_of(offsets, scores.emissions.shape[0])
     weight = weights_of(scores, *_reach(table, scores, offsets, best=True))
-    chain = _Chain(scores.transitions.t(), scores.end)
+    chain = _StepParameters(scores.transitions.t(), scores.end)
     return (
         _walk(table, _Back(), chain, weight, offsets, (1, 1), reverse=True)
         .squeeze(1)

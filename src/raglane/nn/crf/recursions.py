@@ -34,7 +34,7 @@ class Scores(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class _Steps:
+class _PackedSteps:
     """The packed order: step after step, and within a step the longest sequence first."""
 
     row_of: Tensor  # ``(N,)``: the packed row of each element
@@ -43,7 +43,7 @@ class _Steps:
     last: Tensor  # ``(M,)``: the packed row of their last element
 
 
-def _packed(*inputs: Tensor) -> tuple[Scores, _Steps]:
+def _packed(*inputs: Tensor) -> tuple[Scores, _PackedSteps]:
     """Return the packed scores and the packed order of an operator's inputs."""
     values, *chain, lengths, offsets = inputs
     element, batch_sizes, order = packed_layout(lengths, offsets)
@@ -51,7 +51,7 @@ def _packed(*inputs: Tensor) -> tuple[Scores, _Steps]:
     rows = batch_sizes.tolist() or [0]
     sequence = order[: rows[0]]
     last = row_of.index_select(0, offsets[1:].index_select(0, sequence) - 1)
-    return Scores(take_rows(values, element), *chain), _Steps(row_of, rows, sequence, last)
+    return Scores(take_rows(values, element), *chain), _PackedSteps(row_of, rows, sequence, last)
 
 
 # -- over all paths
@@ -74,7 +74,7 @@ def finite(weights: Tensor) -> Tensor:
     return weights.clamp(min=torch.finfo(weights.dtype).min)
 
 
-def _reach(scores: Scores, steps: _Steps, best: bool = False) -> tuple[Tensor, Tensor]:
+def _reach(scores: Scores, steps: _PackedSteps, best: bool = False) -> tuple[Tensor, Tensor]:
     """Run the forward pass: return the weight of all paths to each tag without its emission, and
     the levels.
 
@@ -104,7 +104,7 @@ def weights_of(scores: Scores, reaches: Tensor, levels: Tensor) -> Tensor:
 
 
 def _posterior(
-    scores: Scores, steps: _Steps, reaches: Tensor, levels: Tensor, upstream: Tensor
+    scores: Scores, steps: _PackedSteps, reaches: Tensor, levels: Tensor, upstream: Tensor
 ) -> Scores:
     """Run the backward pass: return the probabilities of tags and pairs of tags, the gradients of
     log Z.

@@ -7,7 +7,4 @@ other cells, and any_cell.py those of a user's cell.
 call.py runs a layer: inputs.py reads its input, resets.py splits it into episodes, and
 regularisation.py draws masks. carry.py carries states from chunk to chunk, packed_weights.py packs weights
 for inference, and explain.py explains which backend runs a layer.
-
-accelerate.py converts torch's layers in a model, and episodes.py policies that reset states.
-convert.py and porting/ convert weights of other libraries.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 
 import numpy as np
@@ -24,15 +25,16 @@ from raglane.cells.spec import CellSpec
 from raglane.errors import ArgumentTypeError, DispatchError, RaglaneError, ShapeError
 from raglane.kernels import dispatch, program, reference
 from raglane.kernels.contract import Backend, InputKind, Packed, Request, Traits, zero_state
-from raglane.kernels.cpu.backend import run_layer, run_table
+from raglane.kernels.cpu.backend import run_layer, run_stack, run_table
 from raglane.kernels.cpu.layer import Layer, find_layer, offsets_of_steps
 from raglane.kernels.triton import launch
-from raglane.native.library import leave_lost_threads
-from raglane.nn.recurrent.inputs import Inputs, flatten_resets, read
+from raglane.native.library import has_cell, leave_lost_threads
+from raglane.nn.recurrent.inputs import Inputs, check_input, flatten_resets, read
 from raglane.nn.recurrent.packed_weights import PackedWeights, packed_weights
 from raglane.nn.recurrent.regularisation import regularised
 from raglane.nn.recurrent.resets import Pieces, check_lengths, check_resets, resetting, split
 from raglane.nn.recurrent.stack import Stack, State, one_or_tuple, plans
+from raglane.packing.rows import Table
 from raglane.ragged import Ragged
 
 # The offsets of a request whose values have another layout than the flat one.
@@ -61,7 +63,9 @@ class CallPlan:
     # layer's arguments.
     checks_late: bool
     is_jit_traced: bool  # within :func:`torch.jit.trace`
-    kernel: Layer | None  # the whole call as one layer of the cpu kernels, if it has no more parts
+    # Each layer of the stack as one of the cpu kernels, if a call has no more parts.
+    kernels: tuple[Layer, ...]
+    kernel: Layer | None  # the only one of them, of a stack of one layer
 
 
 def plan_of(
@@ -134,12 +138,12 @@ def _make_plan(
     # With several layers no backend call validates all of hx, and masks are drawn in the input's
     # shape.
     is_module = isinstance(cell, ModuleCell)
-    checks_late = is_cpu and layer.num_layers == 1 and not (regularises or is_module)
+    is_plain = is_cpu and not (regularises or is_module)
+    checks_late = is_plain and layer.num_layers == 1
     has_more_parts = checkpoints or has_own_initial or torch.is_autocast_enabled("cpu")
-    kernel = None
-    if checks_late and not has_more_parts and not is_jit_traced():
-        sizes = layer.state_sizes
-        kernel = find_layer(cell.name, layer.input_size, sizes, directions, data.dtype, 0)
+    kernels: tuple[Layer, ...] = ()
+    if is_plain and not has_more_parts and not is_jit_traced():
+        kernels = _kernels_of(layer, cell, need_states, data.dtype)
     return CallPlan(
         facts=facts,
         cell=cell,
@@ -147,7 +151,7 @@ def _make_plan(
         state_sizes=layer.state_sizes,
         layers=layer.num_layers,
         directions=directions,
-        dropout=layer.dropout if layer.training else 0.0,
+        dropout=_dropout_of(layer),
         regularises=regularises,
         has_own_initial=has_own_initial,
         backend=dispatch.BACKENDS[backend],
@@ -155,8 +159,32 @@ def _make_plan(
         stored=_usable_weights(layer) if is_cpu else None,
         checks_late=checks_late,
         is_jit_traced=is_jit_traced(),
-        kernel=kernel,
+        kernels=kernels,
+        kernel=kernels[0] if len(kernels) == 1 and checks_late else None,
     )
+
+
+def _dropout_of(layer: Stack) -> float:
+    """Return the dropout between layers; 0 outside of training."""
+    return layer.dropout if layer.training else 0.0
+
+
+def _kernels_of(
+    layer: Stack, cell: CellSpec, need_states: bool, dtype: torch.dtype
+) -> tuple[Layer, ...]:
+    """Return each layer of a stack as one of the cpu kernels; () if a call has more parts."""
+    if need_states or (layer.num_layers > 1 and _dropout_of(layer) > 0):
+        return ()
+    directions = 2 if layer.bidirectional else 1
+    sizes = layer.state_sizes
+    kernels = [find_layer(cell.name, layer.input_size, sizes, directions, dtype, 0)]
+    above = cell.above() if layer.num_layers > 1 else cell
+    if not has_cell(above.name):
+        return ()
+    kernels += [find_layer(above.name, directions * sizes[0], sizes, directions, dtype, 0)] * (
+        layer.num_layers - 1
+    )
+    return tuple(kernels)
 
 
 def _usable_weights(layer: Stack) -> PackedWeights | None:
@@ -201,29 +229,24 @@ def run(
         and _keeps_layout(layer, plan, inputs, weights, hx)
     )
     if plan.is_jit_traced and not keeps_layout:
-        rule = "a layer on backend 'torch': a trace records PyTorch's own operators, and only the sizes of this batch"
-        fix = (
-            "use torch.export.export or torch.compile, rl.export for a file, "
-            "or backend='torch' with a tensor without lengths"
-        )
-        refuse_jit_trace(f"a layer {type(layer).__name__}", rule, fix)
+        _refuse_trace(layer)
     pieces: Pieces | Tensor | None = None
     if resets is not None:
         check_resets(resets, input)
         batch = inputs.flattened()[0]
         starts = flatten_resets(resets, lengths, layer.batch_first)
         check_lengths(batch, starts)
-        pieces = (
-            starts.values
-            if _resets_in_steps(plan, weights, batch, starts)
-            else split(batch, starts)
-        )
+        pieces = _pieces_of(plan, weights, batch, starts)
+    if len(plan.kernels) > 1 and pieces is None:
+        result = _run_stack(plan, inputs, weights, hx, need_output)
+        if result is not None:
+            return result
     if not plan.checks_late:
         return _run(
             layer, plan, inputs, weights, hx, pieces, need_output, need_states, keeps_layout
         )
     try:
-        is_plain = pieces is None and not need_states and not records_operators()
+        is_plain = pieces is None and not records_operators()
         if plan.kernel is not None and is_plain and forward_ad._current_level < 0:
             return _run_kernel(plan.kernel, plan, inputs, weights, hx, need_output)
         return _run(layer, plan, inputs, weights, hx, pieces, need_output, need_states)
@@ -231,6 +254,23 @@ def run(
         failed = error
     check_arguments(layer, plan, inputs, weights, hx)
     raise failed
+
+
+def _pieces_of(
+    plan: CallPlan, weights: tuple[Any, ...], batch: Ragged, starts: Ragged
+) -> Pieces | Tensor:
+    """Return the batch split where episodes start, or the starts if steps read them."""
+    return starts.values if _resets_in_steps(plan, weights, batch, starts) else split(batch, starts)
+
+
+def _refuse_trace(layer: Stack) -> None:
+    """Raise because a trace would not record the call."""
+    rule = "a layer on backend 'torch': a trace records PyTorch's own operators, and only the sizes of this batch"
+    fix = (
+        "use torch.export.export or torch.compile, rl.export for a file, "
+        "or backend='torch' with a tensor without lengths"
+    )
+    refuse_jit_trace(f"a layer {type(layer).__name__}", rule, fix)
 
 
 def _resets_in_steps(
@@ -265,7 +305,7 @@ def step(layer: Stack, x_t: Tensor, state: Any) -> tuple[Tensor, State] | None:
         return None
     weights = layer._weights()
     plan = plan_of(layer, weights, x_t, kind="dense")
-    if plan.kernel is None or plan.stored is None or forward_ad._current_level >= 0:
+    if not plan.kernels or plan.stored is None or forward_ad._current_level >= 0:
         return None
     count = len(plan.state_sizes)
     states = (state,) if count == 1 else state
@@ -274,13 +314,65 @@ def step(layer: Stack, x_t: Tensor, state: Any) -> tuple[Tensor, State] | None:
         return None
     leave_lost_threads()
     offsets = offsets_of_steps(x_t.shape[0] if x_t.dim() == 2 else 1)
+    if plan.kernel is None:
+        whole = run_stack(
+            plan.kernels, offsets, x_t, tuple(states), _flat_of(weights), True, packed
+        )
+        return None if whole is None else (cast(Tensor, whole[0]), one_or_tuple(whole[1]))
     try:
-        output, final, _ = run_layer(
-            plan.kernel, offsets, (x_t, *states, *weights[0]), packed=packed[0]
+        result = plan.kernel.forward(
+            offsets,
+            (x_t, *states, *weights[0]),
+            need_output=True,
+            save=False,
+            need_c=False,
+            packed=packed[0],
         )
     except RaglaneError:
         return None  # the whole call names the layer's arguments
-    return cast(Tensor, output), one_or_tuple(final)
+    return cast(Tensor, result.output), one_or_tuple(result.final)
+
+
+def _run_stack(
+    plan: CallPlan, inputs: Inputs, weights: tuple[Any, ...], hx: Any, need_output: bool
+) -> tuple[Any, Any] | None:
+    """Run a stack of layers by one call of C, for inference; None if it needs :func:`_run`."""
+    if not _runs_at_once(plan, hx):
+        return None
+    states = () if hx is None else _states_of(plan, inputs, hx)
+    packed = plan.stored.packed_for(weights) if plan.stored is not None else ()
+    leave_lost_threads()
+    table = None if inputs.find_table is None else inputs.find_table()
+    if table is not None:
+        rows: Tensor | Table = table
+        values = inputs.data
+        restore = inputs.restore_layout
+    else:
+        batch, restore = inputs.flat or inputs.flattened()
+        rows = batch._offsets
+        values = batch._values
+    result = run_stack(plan.kernels, rows, values, states, _flat_of(weights), need_output, packed)
+    if result is None:
+        return None
+    output, final = result
+    if not inputs.is_batched:
+        final = tuple([state.squeeze(1) for state in final])
+    return None if output is None else restore(output), one_or_tuple(final)
+
+
+def _runs_at_once(plan: CallPlan, hx: Any) -> bool:
+    """Return True if nothing records a call, and ``hx`` has the tensors of a state."""
+    if torch.is_grad_enabled() or records_operators() or forward_ad._current_level >= 0:
+        return False
+    states = (hx,) if len(plan.state_sizes) == 1 else hx
+    if hx is None or not isinstance(states, tuple | list) or len(states) != len(plan.state_sizes):
+        return hx is None
+    return all(isinstance(state, Tensor) for state in states)
+
+
+def _flat_of(weights: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the weights of all layers and directions one after the other."""
+    return tuple(chain.from_iterable(weights))
 
 
 def _run_kernel(
@@ -440,6 +532,8 @@ def _keeps_layout(
         if not inputs.count or (order is not None and order.shape[0] != inputs.count):
             return False  # sequences of length 0, which torch's kernels do not support
         check_storage("packed.data", inputs.data)
+    else:
+        check_input(inputs.data)
     data = inputs.data
     like = layer._like(weights)
     if like is None or data.shape[-1] != layer.input_size or data.layout is not torch.strided:

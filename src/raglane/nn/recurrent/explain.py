@@ -13,7 +13,7 @@ from raglane.kernels import program as programs
 from raglane.kernels.contract import Traits
 from raglane.kernels.dispatch import Choice, choose, use_backend
 from raglane.native.library import build_note
-from raglane.nn.recurrent.accelerate import Acceleration, acceleration_of
+from raglane.nn.porting.accelerate import Acceleration, acceleration_of
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.packed_weights import has_packed_products, packed_weights

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_dense, check_storage
-from raglane._utils.tracing import index_arithmetic
+from raglane._utils.tracing import index_arithmetic, is_transformed
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Dense, InputKind, Packed
 from raglane.packing.convert import flatten_packed, flatten_padded
@@ -72,12 +72,11 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
         if isinstance(input, torch.fx.Proxy):
             fix = "make the layer a leaf of the torch.fx tracer, in is_leaf_module"
         raise ArgumentTypeError("input", got, "a Ragged, a PackedSequence, or a tensor", fix)
-    check_dense("input", input)
-    check_storage("input", input)
     if input.dim() == 2 and lengths is None:
         return _read_one(input, batch_first)
     if input.dim() != 3:
         rule = f"a tensor (B, T, D) or (T, B, D){'' if lengths is not None else ', or (T, D) for one sequence'}"
+        check_input(input)
         fix = "add the missing dimension, or pass a Ragged"
         raise ShapeError("input", f"a tensor of shape {tuple(input.shape)}", rule, fix)
     if lengths is None:
@@ -86,6 +85,15 @@ def read(input: Any, lengths: Any, batch_first: bool) -> Inputs:
     return Inputs(
         input, partial(_flatten_padded, *rows), find_table=partial(table_of_padded, *rows)
     )
+
+
+def check_input(input: Tensor) -> None:
+    """Raise if the input is sparse, nested or quantized, or has lost its memory.
+
+    Called just before Python or torch reads it; C checks for itself.
+    """
+    check_dense("input", input)
+    check_storage("input", input)
 
 
 def flatten_resets(resets: Any, lengths: Any, batch_first: bool) -> Ragged:
@@ -101,14 +109,17 @@ def flatten_resets(resets: Any, lengths: Any, batch_first: bool) -> Ragged:
 
 def _read_one(sequence: Tensor, batch_first: bool) -> Inputs:
     """Read one sequence without a batch dimension."""
+    check_input(sequence)
     steps = sequence.shape[0]
     batch_dim = 0 if batch_first else 1
     layout = Dense(batch_first) if sequence.numel() else None
+    data = sequence if layout is None else sequence.unsqueeze(batch_dim)
     return Inputs(
-        sequence if layout is None else sequence.unsqueeze(batch_dim),
+        data,
         lambda: (_even(sequence, 1, steps), _unchanged),
         layout,
         lambda output: output.squeeze(batch_dim),
+        None if layout is None else partial(_even_table, data, batch_dim),
         kind="dense",
         is_batched=False,
         count=1,
@@ -120,6 +131,7 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
     count, steps = input.shape[:2] if batch_first else input.shape[:2][::-1]
 
     def flatten() -> Flat:
+        check_input(input)
         # With one step or one sequence, both orders are the same.
         batch_major = input if batch_first or count == 1 or steps == 1 else input.transpose(0, 1)
         return _even(batch_major.reshape(count * steps, input.shape[2]), count, steps), restore
@@ -133,13 +145,23 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
         return padded if batch_first else padded.transpose(0, 1).contiguous()
 
     layout = Dense(batch_first) if input.numel() else None
-    # Without a transposition, flat values are a view.
-    find_table = None if batch_first or count == 1 or steps == 1 else partial(_dense_table, input)
+    find_table: Callable[[], Table | None] | None = None
+    if batch_first or count == 1 or steps == 1:
+        if layout is not None:
+            find_table = partial(_even_table, input, 0 if batch_first else 1)
+    else:
+        find_table = partial(_dense_table, input)
     return Inputs(input, flatten, layout, find_table=find_table, kind="dense", count=count)
 
 
 def _dense_table(input: Tensor) -> Table | None:
     return table_of_padded(input, _even_lengths(*input.shape[:2]), batch_first=False)
+
+
+def _even_table(input: Tensor, batch_dim: int) -> Table | None:
+    """Return the table of a tensor whose flat values are a view; None if gradients need the view."""
+    is_plain = type(input) is Tensor and not torch.is_grad_enabled() and not is_transformed(input)
+    return Table(batch_dim, input, is_even=True) if is_plain else None
 
 
 @lru_cache(maxsize=64)
@@ -179,6 +201,7 @@ def _even_offsets(count: int, steps: int, device: torch.device) -> Tensor:
 
 
 def _flatten_padded(input: Tensor, lengths: Any, batch_first: bool) -> Flat:
+    check_input(input)
     flat = flatten_padded(input, lengths, batch_first, argument="input")
     return Ragged._make(flat.values, flat.offsets, flat.lengths), flat.restore
 

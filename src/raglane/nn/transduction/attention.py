@@ -27,7 +27,7 @@ KINDS = ("additive", "dot", "location")
 _TILE = 1 << 17
 
 
-class Block(NamedTuple):
+class ItemRows(NamedTuple):
     """The rows of one item, its elements in the memory, and their pairs, rows first."""
 
     rows: slice
@@ -36,7 +36,7 @@ class Block(NamedTuple):
     shape: tuple[int, int]
 
 
-def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> list[Block]:
+def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> list[ItemRows]:
     """Return the blocks of rows in the order of their items, ``counts`` each; no empty blocks."""
     starts = memory._host_offsets().tolist()
     lengths = memory.lengths_cpu.tolist()
@@ -49,7 +49,9 @@ def blocks_of(memory: Ragged, items: Sequence[int], counts: Sequence[int]) -> li
         if count * length:
             pairs = slice(pair, pair + count * length)
             blocks.append(
-                Block(slice(row, row + count), slice(start, start + length), pairs, (count, length))
+                ItemRows(
+                    slice(row, row + count), slice(start, start + length), pairs, (count, length)
+                )
             )
             pair = pairs.stop
         row += count
@@ -64,7 +66,7 @@ class _Pairs(NamedTuple):
     lengths: Tensor
 
     @classmethod
-    def of(cls, blocks: list[Block], rows: int, device: torch.device) -> _Pairs:
+    def of(cls, blocks: list[ItemRows], rows: int, device: torch.device) -> _Pairs:
         """Return the pairs of blocks with one row each."""
         counts = [0] * rows
         starts = [0] * rows
@@ -89,7 +91,7 @@ class _Pairs(NamedTuple):
         return raised / self.reduced(raised, "sum")[self.rows]
 
 
-def _has_single_rows(blocks: list[Block], kernel: Tensor | None) -> bool:
+def _has_single_rows(blocks: list[ItemRows], kernel: Tensor | None) -> bool:
     """Return True for several items with one row each, whose scores read no other elements."""
     return kernel is None and len(blocks) > 1 and all(block.shape[0] == 1 for block in blocks)
 
@@ -127,7 +129,7 @@ class DecoderAttention(nn.Module):
         outputs: Tensor,
         keys: Tensor,
         memory: Tensor,
-        blocks: list[Block],
+        blocks: list[ItemRows],
         previous: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         """Return contexts ``(N, memory_size)`` of outputs ``(N, query_size)``, and flat weights."""
@@ -151,7 +153,7 @@ class _Attend(torch.autograd.Function):
         vector: Tensor | None,
         kernel: Tensor | None,
         previous: Tensor | None,
-        blocks: list[Block],
+        blocks: list[ItemRows],
     ) -> tuple[Tensor, Tensor]:
         ctx.blocks = blocks
         ctx.set_materialize_grads(False)
@@ -238,7 +240,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _gradients_of_single_rows(
-    blocks: list[Block], saved: Any, of_contexts: Tensor | None, of_weights: Tensor | None
+    blocks: list[ItemRows], saved: Any, of_contexts: Tensor | None, of_weights: Tensor | None
 ) -> list[Any]:
     """Return the gradients of queries, keys, memory and vector; the others are None."""
     queries, keys, memory, vector, _, _, weights = saved
@@ -268,7 +270,7 @@ def _gradients_of_single_rows(
     return [pairs.reduced(of_pairs, "sum"), of_keys, of_memory, of_vector, None, None]
 
 
-def _windows(previous: Tensor | None, kernel: Tensor | None, block: Block) -> Tensor | None:
+def _windows(previous: Tensor | None, kernel: Tensor | None, block: ItemRows) -> Tensor | None:
     """Return the previous weights around each element of a block, ``(rows, elements, width)``."""
     if previous is None or kernel is None:
         return None

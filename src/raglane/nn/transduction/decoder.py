@@ -16,7 +16,7 @@ from raglane._utils.tracing import never_recorded
 from raglane.nn.encoder import CellName
 from raglane.nn.losses.ctc import check_classes, check_labels
 from raglane.nn.recurrent.layer import RecurrentLayer
-from raglane.nn.transduction.attention import KINDS, Block, DecoderAttention, blocks_of
+from raglane.nn.transduction.attention import KINDS, DecoderAttention, ItemRows, blocks_of
 from raglane.nn.transduction.hypotheses import Hypotheses
 from raglane.nn.transduction.search import beam_search, layers_first, rows_first
 from raglane.nn.transduction.tokens import TokenReader
@@ -299,7 +299,7 @@ class AttentionDecoder(TokenReader):
         state: dict[str, Any],
         keys: Tensor,
         memory: Ragged,
-        blocks: list[Block],
+        blocks: list[ItemRows],
     ) -> dict[str, Any]:
         """Return the state after one more token per row; rows of one item are adjacent."""
         inputs = [self._embedded(tokens)]

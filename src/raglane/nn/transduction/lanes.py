@@ -59,7 +59,7 @@ class Outputs(NamedTuple):
         return torch.stack(self, -1)
 
 
-class Lanes:
+class SearchLanes:
     """A search: running rows, waiting items, the tree of outputs and the finished hypotheses."""
 
     def __init__(self, rules: Rules, starts: Tensor, initial: Any, slots: int) -> None:

@@ -88,7 +88,7 @@ class _Candidate(NamedTuple):
     prefix: _Prefix
 
 
-class _Search:
+class _PrefixBeam:
     """The beam of one sequence."""
 
     def __init__(self, beam: Beam, record: IntArray | None, classes: int) -> None:
@@ -189,7 +189,7 @@ def search(
     records: list[IntArray | None] = [None] * len(lengths)
     if state is not None and lengths:
         records = list(np.split(state[0].numpy(), state[1].numpy()[1:-1]))
-    searches = [_Search(beam, record, log_probs.shape[1]) for record in records]
+    searches = [_PrefixBeam(beam, record, log_probs.shape[1]) for record in records]
     rows = log_probs.double()
     for step in range(max(lengths, default=0)):
         running = [index for index, length in enumerate(lengths) if step < length]
@@ -204,7 +204,7 @@ def search(
     return torch.from_numpy(numbers), torch.from_numpy(ends)
 
 
-def _advance(searches: list[_Search], rows: list[list[float]], scorer: Scorer | None) -> None:
+def _advance(searches: list[_PrefixBeam], rows: list[list[float]], scorer: Scorer | None) -> None:
     """Compute one step of all sequences, with one call of the scorer."""
     pairs = [search.pairs(row) for search, row in zip(searches, rows, strict=True)]
     prefixes = [
@@ -254,7 +254,7 @@ def _no_state() -> ArgumentError:
 
 
 @dataclass(frozen=True, slots=True)
-class _Record:
+class _PrefixRecord:
     """The fields of a record: E prefixes with n tokens."""
 
     steps: int
@@ -266,7 +266,7 @@ class _Record:
     spans: IntArray
 
     @classmethod
-    def of(cls, record: IntArray) -> _Record:
+    def of(cls, record: IntArray) -> _PrefixRecord:
         if len(record) < 2:
             raise _no_state()
         count = int(record[1])
@@ -289,7 +289,7 @@ class _Record:
 
 def _read(record: IntArray, classes: int) -> tuple[int, list[_Prefix]]:
     """Return the steps and prefixes of a record."""
-    fields = _Record.of(record)
+    fields = _PrefixRecord.of(record)
     if (
         fields.tokens.min(initial=0) < 0
         or fields.tokens.max(initial=0) >= classes
@@ -323,7 +323,7 @@ def hypotheses(state: Ragged, n_best: int, dtype: torch.dtype, device: torch.dev
     numbers = state.values.numpy()
     bounds = state.offsets.tolist()
     for begin, end in pairwise(bounds):
-        fields = _Record.of(numbers[begin:end])
+        fields = _PrefixRecord.of(numbers[begin:end])
         few = fields.lengths[:n_best]
         total = int(few.sum())
         blank, label, best_blank, best_label, scorer = fields.numbers[:, : len(few)]

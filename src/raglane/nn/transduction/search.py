@@ -21,7 +21,7 @@ from raglane._utils.tracing import never_recorded
 from raglane.errors import ArgumentError, ShapeError
 from raglane.nn.recurrent.stack import State, one_or_tuple
 from raglane.nn.transduction.hypotheses import Hypotheses
-from raglane.nn.transduction.lanes import Lanes, Rules, check_rows
+from raglane.nn.transduction.lanes import Rules, SearchLanes, check_rows
 from raglane.ragged import Ragged
 
 
@@ -142,7 +142,7 @@ def beam_search(
         token = token if number is None else check_whole(name, number, 0)
     bounds = None if frames is None else _integers("frames", frames, count, starts.device)
     rules = Rules(step, penalty, constraint, beam, int(n_best), alpha, most, token, bounds)
-    lanes = Lanes(rules, tokens, state, count if max_rows is None else int(max_rows) // beam)
+    lanes = SearchLanes(rules, tokens, state, count if max_rows is None else int(max_rows) // beam)
     with torch.no_grad():
         while lanes.admit():
             lanes.advance()

@@ -12,9 +12,9 @@ from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.face.entry import (
     Arguments,
-    Entry,
+    FunctionRow,
+    ModuleEntry,
     Options,
-    Row,
     batches_of,
     check_floating,
     check_real,
@@ -30,7 +30,7 @@ from raglane.segments import like_rows, steps
 _WHOLE = "pass dim=1 for the steps of each sequence, or dim=-1 for the last dimension"
 
 
-def along(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def along(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Call a function with an argument ``dim``."""
     bound = entry.bind(args, kwargs)
     batch = ragged_input(entry, bound[entry.signature[0]])
@@ -66,7 +66,7 @@ def _check_quantile(q: Any) -> None:
         raise ArgumentTypeError("q", got, rule, fix)
 
 
-def _call(entry: Entry, bound: Options) -> Any:
+def _call(entry: ModuleEntry, bound: Options) -> Any:
     """Call the function; the first parameter of methods has no name."""
     return entry.function(bound.pop(entry.signature[0]), **bound)
 
@@ -74,7 +74,7 @@ def _call(entry: Entry, bound: Options) -> Any:
 def _on_values(function: Any) -> Any:
     """Return the steps of a function of flat values and offsets that keeps the lengths."""
 
-    def call(batch: FlatBatch, entry: Entry, bound: Options) -> FlatBatch:
+    def call(batch: FlatBatch, entry: ModuleEntry, bound: Options) -> FlatBatch:
         dtype = bound.get("dtype")
         values = batch._values if dtype is None else batch._values.to(dtype)
         check_floating(entry.name, values)
@@ -84,7 +84,7 @@ def _on_values(function: Any) -> Any:
     return call
 
 
-def _each_sequence(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
+def _each_sequence(batch: FlatBatch, entry: ModuleEntry, bound: Options) -> Any:
     """Call the function on each sequence, in a loop."""
     split = {
         name: torch.split(value._values, batch.lengths_cpu.tolist())
@@ -105,7 +105,7 @@ def _each_sequence(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
     return type(results[0])(pairs)
 
 
-def _quantile(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
+def _quantile(batch: FlatBatch, entry: ModuleEntry, bound: Options) -> Any:
     """Return the quantiles of each sequence, ``(B, *features)``, or ``(Q, B, *features)`` for a
     tensor of them.
     """
@@ -124,20 +124,20 @@ def _joined(batch: FlatBatch, results: list[Tensor], keepdim: bool) -> Any:
     return batch._build(torch.cat(results), lengths)
 
 
-def _cumsum(batch: FlatBatch, entry: Entry, bound: Options) -> FlatBatch:  # noqa: ARG001
+def _cumsum(batch: FlatBatch, entry: ModuleEntry, bound: Options) -> FlatBatch:  # noqa: ARG001
     values = batch._values if bound.get("dtype") is None else batch._values.to(bound["dtype"])
     # In a graph, lengths are no numbers of the host.
     longest = batch._values.shape[0] if torch.compiler.is_compiling() else batch.max_length
     return batch._like(segments.cumsum(values, batch.offsets, longest))
 
 
-def _sort(batch: FlatBatch, entry: Entry, bound: Options) -> Any:  # noqa: ARG001
+def _sort(batch: FlatBatch, entry: ModuleEntry, bound: Options) -> Any:  # noqa: ARG001
     order, sorted_steps = _order(batch, bool(bound.get("descending")))
     pair: Any = batch._like(batch._values.gather(0, order)), batch._like(sorted_steps)
     return torch.return_types.sort(pair)
 
 
-def _argsort(batch: FlatBatch, entry: Entry, bound: Options) -> FlatBatch:  # noqa: ARG001
+def _argsort(batch: FlatBatch, entry: ModuleEntry, bound: Options) -> FlatBatch:  # noqa: ARG001
     return batch._like(_order(batch, bool(bound.get("descending")))[1])
 
 
@@ -149,7 +149,7 @@ def _order(batch: FlatBatch, descending: bool) -> tuple[Tensor, Tensor]:
     return order, order - like_rows(starts, order)
 
 
-def _topk(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
+def _topk(batch: FlatBatch, entry: ModuleEntry, bound: Options) -> Any:
     """Return the ``k`` largest or smallest of each sequence, ``(B, k, *features)``."""
     k = bound["k"]
     batch._needs_elements(entry.name, k)
@@ -160,7 +160,7 @@ def _topk(batch: FlatBatch, entry: Entry, bound: Options) -> Any:
     return torch.return_types.topk((batch._values.gather(0, order)[first], sorted_steps[first]))
 
 
-def _diff(batch: Any, entry: Entry, bound: Options) -> Any:  # noqa: ARG001
+def _diff(batch: Any, entry: ModuleEntry, bound: Options) -> Any:  # noqa: ARG001
     ends = [bound.get("prepend"), bound.get("append")]
     if any(end is not None and not isinstance(end, FlatBatch) for end in ends):
         fix = "pass a Ragged, or call torch.cat([x, r], 1) first"
@@ -175,7 +175,7 @@ def _diff(batch: Any, entry: Entry, bound: Options) -> Any:  # noqa: ARG001
     return batch
 
 
-def flip(entry: Entry, args: Arguments, kwargs: Options) -> FlatBatch:
+def flip(entry: ModuleEntry, args: Arguments, kwargs: Options) -> FlatBatch:
     """Reverse the steps of each sequence, features or both."""
     bound = entry.bind(args[:2], kwargs) if len(args) < 3 else {"input": args[0], "dims": args[1:]}
     batch = ragged_input(entry, bound["input"])
@@ -190,7 +190,7 @@ def flip(entry: Entry, args: Arguments, kwargs: Options) -> FlatBatch:
     return batch._like(segments.reverse(values, batch.offsets) if 1 in counted else values)
 
 
-def roll(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def roll(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Roll features."""
     bound = entry.bind(args, kwargs)
     batch = ragged_input(entry, bound["input"])
@@ -203,7 +203,7 @@ def roll(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return batch._like(torch.roll(batch._values, bound["shifts"], [dim - 1 for dim in counted]))
 
 
-def gather(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def gather(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Take values at steps or features: ``gather``, ``take_along_dim`` and ``index_select``."""
     bound = entry.bind(args, kwargs)
     batch = ragged_input(entry, bound["input"])
@@ -230,7 +230,7 @@ def gather(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     )
 
 
-def _taken(entry: Entry, batch: FlatBatch, index: Tensor, owner: FlatBatch) -> Tensor:
+def _taken(entry: ModuleEntry, batch: FlatBatch, index: Tensor, owner: FlatBatch) -> Tensor:
     """Return the values at steps ``index``, whose rows belong to the sequences of ``owner``."""
     if owner._count != batch._count or index.dim() != batch._values.dim():
         got = (
@@ -252,29 +252,31 @@ def _taken(entry: Entry, batch: FlatBatch, index: Tensor, owner: FlatBatch) -> T
     return values.gather(0, rows)
 
 
-def _row(signature: str, over_steps: Any = None, default: Any = None, flags: str = "") -> Row:
+def _row(
+    signature: str, over_steps: Any = None, default: Any = None, flags: str = ""
+) -> FunctionRow:
     # A loop over the sequences reads their lengths.
     is_loop = over_steps in (_LOOP, _quantile)
     refused = "compile export" if is_loop else ""
-    return Row("along a dim", along, signature, over_steps, default, flags, refused)
+    return FunctionRow("along a dim", along, signature, over_steps, default, flags, refused)
 
 
 _LOOP = _each_sequence
 
-ROWS: dict[str, Row] = {
+ROWS: dict[str, FunctionRow] = {
     "softmax": _row("input dim _stacklevel dtype", _on_values(segments.softmax)),
     "log_softmax": _row("input dim _stacklevel dtype", _on_values(steps.log_softmax)),
     "softmin": _row("input dim _stacklevel dtype", _on_values(steps.softmin)),
-    "cumsum": Row("along a dim", along, "input dim * dtype", _cumsum, refused="export"),
+    "cumsum": FunctionRow("along a dim", along, "input dim * dtype", _cumsum, refused="export"),
     "sort": _row("input dim descending * stable", _sort, -1),
     "argsort": _row("input dim descending * stable", _argsort, -1),
     "topk": _row("input k dim largest sorted", _topk, -1),
     "diff": _row("input n dim prepend append", _diff, -1),
-    "flip": Row("along a dim", flip, "input dims"),
-    "roll": Row("along a dim", roll, "input shifts dims"),
-    "gather": Row("along a dim", gather, "input dim index * sparse_grad"),
-    "take_along_dim": Row("along a dim", gather, "input indices dim"),
-    "index_select": Row("along a dim", gather, "input dim index"),
+    "flip": FunctionRow("along a dim", flip, "input dims"),
+    "roll": FunctionRow("along a dim", roll, "input shifts dims"),
+    "gather": FunctionRow("along a dim", gather, "input dim index * sparse_grad"),
+    "take_along_dim": FunctionRow("along a dim", gather, "input indices dim"),
+    "index_select": FunctionRow("along a dim", gather, "input dim index"),
     "cummax": _row("input dim", _LOOP),
     "cummin": _row("input dim", _LOOP),
     "cumprod": _row("input dim * dtype", _LOOP),

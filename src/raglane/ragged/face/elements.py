@@ -11,9 +11,9 @@ from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.face.entry import (
     Arguments,
-    Entry,
+    FunctionRow,
+    ModuleEntry,
     Options,
-    Row,
     batches_of,
     check_together,
     like,
@@ -57,7 +57,7 @@ shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v shifted_chebyshev_
 """
 
 
-def each(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def each(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Call a function of each element on the flat values."""
     if entry.refused:
         entry.refuse_transformations(batches_of((*args, *kwargs.values()))[0])
@@ -79,14 +79,14 @@ def each(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return batch._like(entry.function(*rows, **named))
 
 
-def read(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def read(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Return a property of the flat values, such as the number of bytes of each."""
     return entry.function(
         *[value._values if isinstance(value, FlatBatch) else value for value in args], **kwargs
     )
 
 
-def with_others(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def with_others(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Call a function of each element whose other arguments are whole tensors, such as
     boundaries.
     """
@@ -105,7 +105,7 @@ def with_others(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return like(batch, entry.function(*first, **rows))
 
 
-def prelu(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def prelu(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Call ``prelu`` with one weight: several are those of dimension 1, which are steps."""
     bound = entry.bind(args, kwargs)
     batch = ragged_input(entry, bound["input"])
@@ -116,7 +116,7 @@ def prelu(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return batch._like(entry.function(batch._values, bound["weight"]))
 
 
-def dropout_of_steps(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def dropout_of_steps(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Zero whole steps: the channels of these functions are dimension 1."""
     batch = ragged_input(entry, args[0] if args else kwargs.pop("input"))
     if not batch.feature_shape:
@@ -126,7 +126,7 @@ def dropout_of_steps(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return batch._like(entry.function(batch._values.unsqueeze(0), *rest).squeeze(0))
 
 
-def dist(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def dist(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Return the norm of the difference of all real values."""
     bound = entry.bind(args, kwargs)
     batch = ragged_input(entry, bound["input"])
@@ -135,7 +135,7 @@ def dist(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return torch.dist(batch._values, other._values, bound.get("p", 2))
 
 
-def expand_as(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def expand_as(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Repeat a tensor or Ragged in the shape of another: ``x[:, None].expand_as(r)``."""
     other = ragged_input(entry, kwargs["other"] if kwargs else args[1])
     if isinstance(args[0], FlatBatch):
@@ -144,7 +144,7 @@ def expand_as(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return other._like(rows.expand_as(other._values))
 
 
-def rows_of_features(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def rows_of_features(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Call a function of the last dimensions on the flat values."""
     bound = entry.bind(args, kwargs)
     batch = ragged_input(entry, bound[entry.signature[0]])
@@ -165,7 +165,7 @@ def rows_of_features(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return batch._like(entry.function(**bound))
 
 
-def pairs(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def pairs(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Call a function of the rows of two batches, such as ``pairwise_distance``."""
     bound = entry.bind(args, kwargs)
     batch, *others = batches_of(bound.values())
@@ -182,54 +182,54 @@ def pairs(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return batch._like(entry.function(**rows))
 
 
-ROWS: dict[str, Row] = {
-    **{name: Row("each element", each) for name in _NAMES.split()},
-    **{name: Row("each element", each, refused="onnx") for name in _NOT_IN_ONNX.split()},
+ROWS: dict[str, FunctionRow] = {
+    **{name: FunctionRow("each element", each) for name in _NAMES.split()},
+    **{name: FunctionRow("each element", each, refused="onnx") for name in _NOT_IN_ONNX.split()},
     **dict.fromkeys(
         """numel nelement is_floating_point is_complex is_signed is_conj is_neg is_inference is_contiguous is_pinned
         element_size get_device""".split(),
-        Row("property", read),
+        FunctionRow("property", read),
     ),
-    "expand_as": Row("each element", expand_as),
-    "prelu": Row("each element", prelu, "input weight"),
+    "expand_as": FunctionRow("each element", expand_as),
+    "prelu": FunctionRow("each element", prelu, "input weight"),
     **dict.fromkeys(
         "dropout1d dropout2d dropout3d feature_alpha_dropout".split(),
-        Row("features", dropout_of_steps),
+        FunctionRow("features", dropout_of_steps),
     ),
-    "linear": Row("features", rows_of_features, "input weight bias", default=1),
-    "layer_norm": Row(
+    "linear": FunctionRow("features", rows_of_features, "input weight bias", default=1),
+    "layer_norm": FunctionRow(
         "features", rows_of_features, "input normalized_shape weight bias eps cudnn_enable"
     ),
-    "rms_norm": Row("features", rows_of_features, "input normalized_shape weight eps"),
-    "embedding": Row(
+    "rms_norm": FunctionRow("features", rows_of_features, "input normalized_shape weight eps"),
+    "embedding": FunctionRow(
         "features",
         rows_of_features,
         "input weight padding_idx max_norm norm_type scale_grad_by_freq sparse",
     ),
-    "one_hot": Row("features", rows_of_features, "input num_classes"),
-    "pairwise_distance": Row("features", pairs, "x1 x2 p eps keepdim"),
-    "bilinear": Row("features", pairs, "input1 input2 weight bias"),
-    "isin": Row(
+    "one_hot": FunctionRow("features", rows_of_features, "input num_classes"),
+    "pairwise_distance": FunctionRow("features", pairs, "x1 x2 p eps keepdim"),
+    "bilinear": FunctionRow("features", pairs, "input1 input2 weight bias"),
+    "isin": FunctionRow(
         "each element",
         with_others,
         "elements test_elements * assume_unique invert",
         default="elements",
         refused="onnx",
     ),
-    "bucketize": Row(
+    "bucketize": FunctionRow(
         "each element",
         with_others,
         "input boundaries * out_int32 right",
         default="input",
         refused="onnx",
     ),
-    "searchsorted": Row(
+    "searchsorted": FunctionRow(
         "each element",
         with_others,
         "sorted_sequence input * out_int32 right side sorter",
         default="input",
         refused="onnx",
     ),
-    "frexp": Row("each element", with_others, "input", default="input", refused="onnx"),
-    "dist": Row("reduction", dist, "input other p"),
+    "frexp": FunctionRow("each element", with_others, "input", default="input", refused="onnx"),
+    "dist": FunctionRow("reduction", dist, "input other p"),
 }

@@ -21,7 +21,7 @@ Options = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class FunctionRow:
     """A function of torch that accepts a Ragged.
 
     ``run`` calls it. ``signature`` names its parameters in torch's order, those after ``*`` by
@@ -32,7 +32,7 @@ class Row:
     """
 
     kind: str
-    run: Callable[[Entry, Arguments, Options], Any]
+    run: Callable[[ModuleEntry, Arguments, Options], Any]
     signature: str = ""
     steps: Callable[..., Any] | None = None
     default: Any = None
@@ -40,10 +40,10 @@ class Row:
     refused: str = ""
 
 
-class Entry:
+class ModuleEntry:
     """A row for one function in a module of torch."""
 
-    def __init__(self, name: str, row: Row, function: Callable[..., Any]) -> None:
+    def __init__(self, name: str, row: FunctionRow, function: Callable[..., Any]) -> None:
         parameters = row.signature
         if row.kind == "loss":  # written in Python; the order differs from loss to loss
             parameters = " ".join(signature(function).parameters)
@@ -124,7 +124,7 @@ def batches_of(values: Iterable[Any]) -> list[FlatBatch]:
     return batches
 
 
-def ragged_input(entry: Entry, value: Any) -> FlatBatch:
+def ragged_input(entry: ModuleEntry, value: Any) -> FlatBatch:
     """Return the first argument, which must be the Ragged."""
     if not isinstance(value, FlatBatch):
         fix = "pass the Ragged as input, or build one of the other with rl.Ragged"
@@ -168,7 +168,7 @@ def rows_of(name: str, value: Any, batch: FlatBatch) -> Any:
     raise ShapeError(name, f"a tensor of shape {tuple(value.shape)}", rule, fix)
 
 
-def dimension(entry: Entry, dim: Any, batch: FlatBatch, more: int = 0) -> int:
+def dimension(entry: ModuleEntry, dim: Any, batch: FlatBatch, more: int = 0) -> int:
     """Return a dimension counted from the front; ``more`` for results with more dimensions."""
     count = batch._values.dim() + 1 + more
     if isinstance(dim, bool) or not isinstance(dim, int | torch.SymInt):
@@ -183,7 +183,7 @@ def dimension(entry: Entry, dim: Any, batch: FlatBatch, more: int = 0) -> int:
     return int(counted) if isinstance(counted, int) else counted
 
 
-def refuse_dimension(entry: Entry, dim: Any, batch: FlatBatch, fix: str) -> ArgumentTypeError:
+def refuse_dimension(entry: ModuleEntry, dim: Any, batch: FlatBatch, fix: str) -> ArgumentTypeError:
     """Return the error of a dimension over which a function has no meaning."""
     has_steps = entry.steps is not None and dim != 1
     rule = f"{'1, the steps, or ' * has_steps}a dimension of the features"

@@ -17,9 +17,9 @@ from raglane.errors import ArgumentError, ArgumentTypeError, DimensionError, Sha
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.face.entry import (
     Arguments,
-    Entry,
+    FunctionRow,
+    ModuleEntry,
     Options,
-    Row,
     check_together,
     ragged_input,
     rows_of,
@@ -211,7 +211,7 @@ def _pairs(batch: Any, sequences: Any, steps: Any) -> Tensor:
     return batch._values[sure(rows, exists, batch._values.shape[0])]
 
 
-def masked_select(entry: Entry, args: Arguments, kwargs: Options) -> Tensor:
+def masked_select(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Tensor:
     """Return the values at which a mask is True, in one dimension."""
     bound = entry.bind(args, kwargs)
     batch = ragged_input(entry, bound["input"])
@@ -221,4 +221,6 @@ def masked_select(entry: Entry, args: Arguments, kwargs: Options) -> Tensor:
     return torch.masked_select(batch._values, rows_of(entry.name, mask, batch))
 
 
-ROWS: dict[str, Row] = {"masked_select": Row("index", masked_select, "input mask", refused="onnx")}
+ROWS: dict[str, FunctionRow] = {
+    "masked_select": FunctionRow("index", masked_select, "input mask", refused="onnx")
+}

@@ -14,9 +14,9 @@ from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.face.entry import (
     Arguments,
-    Entry,
+    FunctionRow,
+    ModuleEntry,
     Options,
-    Row,
     batches_of,
     check_together,
     dimension,
@@ -26,7 +26,7 @@ from raglane.ragged.face.entry import (
 )
 
 
-def _all_ragged(entry: Entry, batches: Any) -> list[FlatBatch]:
+def _all_ragged(entry: ModuleEntry, batches: Any) -> list[FlatBatch]:
     """Return the batches of a join, which must all be ragged."""
     for other in batches:
         if not isinstance(other, FlatBatch):
@@ -43,7 +43,7 @@ def _all_ragged(entry: Entry, batches: Any) -> list[FlatBatch]:
     return list(batches)
 
 
-def cat(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def cat(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Join batches: more sequences (0), longer sequences (1), or more features."""
     bound = entry.bind(args, kwargs)
     batches = _all_ragged(entry, bound["tensors"])
@@ -58,7 +58,7 @@ def cat(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return first._like(torch.cat([batch._values for batch in batches], dim - 1))
 
 
-def _more_sequences(entry: Entry, batches: list[FlatBatch]) -> FlatBatch:
+def _more_sequences(entry: ModuleEntry, batches: list[FlatBatch]) -> FlatBatch:
     for other in batches[1:]:
         if other.feature_shape != batches[0].feature_shape or other.device != batches[0].device:
             got = f"elements of shape {tuple(other.feature_shape)} on {other.device}"
@@ -76,7 +76,7 @@ def _more_sequences(entry: Entry, batches: list[FlatBatch]) -> FlatBatch:
     )
 
 
-def stack(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def stack(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Stack batches along a new dimension of the features."""
     bound = entry.bind(args, kwargs)
     batches = _all_ragged(entry, bound["tensors"])
@@ -90,7 +90,7 @@ def stack(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return first._like(torch.stack([batch._values for batch in batches], dim - 1))
 
 
-def split(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def split(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Split a batch: ``split``, ``chunk`` and ``tensor_split`` of sequences, steps or features."""
     bound = entry.bind(args, kwargs)
     batch: Any = ragged_input(entry, bound["input"])
@@ -111,7 +111,7 @@ def split(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return tuple(batch[:, start : start + sizes] for start in range(0, longest, sizes))
 
 
-def unbind(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def unbind(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Return the sequences, or the features along a dimension."""
     bound = entry.bind(args, kwargs)
     batch: Any = ragged_input(entry, bound["input"])
@@ -124,14 +124,14 @@ def unbind(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return like(batch, torch.unbind(batch._values, dim - 1))
 
 
-def equal(entry: Entry, args: Arguments, kwargs: Options) -> bool:
+def equal(entry: ModuleEntry, args: Arguments, kwargs: Options) -> bool:
     """Return True for the same lengths and values."""
     bound = entry.bind(args, kwargs)
     one, other = _all_ragged(entry, (bound["input"], bound["other"]))
     return torch.equal(one.offsets, other.offsets) and torch.equal(one._values, other._values)
 
 
-def allclose(entry: Entry, args: Arguments, kwargs: Options) -> bool:
+def allclose(entry: ModuleEntry, args: Arguments, kwargs: Options) -> bool:
     """Return True if the values of batches of the same lengths are close."""
     bound = entry.bind(args, kwargs)
     one, other = _all_ragged(entry, (bound["input"], bound["other"]))
@@ -140,7 +140,7 @@ def allclose(entry: Entry, args: Arguments, kwargs: Options) -> bool:
     return torch.allclose(one._values, other._values, **rest)
 
 
-def shape_of_features(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def shape_of_features(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Change dimensions of the features: ``unsqueeze``, ``flatten``, ``transpose`` and others."""
     batch = ragged_input(entry, args[0] if args else kwargs.pop("input", None))
     if "sizes" in entry.signature and len(args) > 3:
@@ -163,7 +163,7 @@ def shape_of_features(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return batch._like(getattr(torch, name)(*bound.values()))
 
 
-def _features(entry: Entry, dims: Any, batch: FlatBatch, adds: int) -> Any:
+def _features(entry: ModuleEntry, dims: Any, batch: FlatBatch, adds: int) -> Any:
     """Return dimensions of the features as those of the flat values."""
     if isinstance(dims, tuple | list):
         return [_features(entry, dim, batch, adds) for dim in dims]
@@ -177,7 +177,7 @@ def _features(entry: Entry, dims: Any, batch: FlatBatch, adds: int) -> Any:
     return dim - 1
 
 
-def permute(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def permute(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Permute the features: ``r.permute(0, 1, 3, 2)``."""
     batch = ragged_input(entry, args[0] if args else kwargs["input"])
     given: Any = kwargs.get("dims", args[1] if len(args) == 2 else args[1:])
@@ -188,7 +188,7 @@ def permute(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return batch._like(batch._values.permute(0, *(dim - 1 for dim in dims[2:])))
 
 
-def matmul(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def matmul(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Multiply features by a vector or matrix, or by one matrix ``(B, F, G)`` per sequence."""
     bound = entry.bind(args, kwargs)
     one, other = (bound[name] for name in entry.signature[:2])
@@ -225,7 +225,7 @@ def _shape_of(operand: Any) -> str:
     return str(tuple(operand.shape)) if isinstance(operand, Tensor) else quote(operand)
 
 
-def _of_sequences(entry: Entry, tensor: Tensor, batch: FlatBatch) -> Tensor:
+def _of_sequences(entry: ModuleEntry, tensor: Tensor, batch: FlatBatch) -> Tensor:
     """Repeat the rows of a tensor ``(B, ...)`` for the elements of their sequences."""
     if tensor.shape[0] != batch._count:
         got, rule = (
@@ -236,7 +236,7 @@ def _of_sequences(entry: Entry, tensor: Tensor, batch: FlatBatch) -> Tensor:
     return segments.spread(tensor, batch.offsets, batch._values.shape[0])
 
 
-def einsum(entry: Entry, args: Arguments, kwargs: Options) -> Any:  # noqa: ARG001
+def einsum(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:  # noqa: ARG001
     """Sum products over features, steps or both: the rows of flat values take the letter of the
     sequences.
     """
@@ -263,7 +263,7 @@ def einsum(entry: Entry, args: Arguments, kwargs: Options) -> Any:  # noqa: ARG0
 
 
 def _letters(
-    entry: Entry, equation: Any, terms: list[str], operands: list[Any], output: str
+    entry: ModuleEntry, equation: Any, terms: list[str], operands: list[Any], output: str
 ) -> str:
     """Return the letters of sequences and steps of an equation, or raise."""
     pairs = list(zip(terms, operands, strict=False))
@@ -289,7 +289,7 @@ def _letters(
     return rows
 
 
-def pad(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def pad(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Pad features, and the ends of each sequence."""
     bound = entry.bind(args, kwargs)
     batch: Any = ragged_input(entry, bound["input"])
@@ -324,7 +324,7 @@ def pad(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return ends[0].concat(batch, ends[1])
 
 
-def attention(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def attention(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Attend within each sequence: ``scaled_dot_product_attention`` of batches ``(B, *, E)``."""
     bound = entry.bind(args, kwargs)
     batches = [bound.pop(name) for name in ("query", "key", "value")]
@@ -357,33 +357,37 @@ def attention(entry: Entry, args: Arguments, kwargs: Options) -> Any:
     return query._like(result[query.mask()])
 
 
-ROWS: dict[str, Row] = {
-    **dict.fromkeys(("cat", "concat", "concatenate"), Row("join", cat, "tensors dim")),
-    "stack": Row("join", stack, "tensors dim"),
-    "split": Row("join", split, "input split_size_or_sections dim"),
-    "chunk": Row("join", split, "input chunks dim"),
-    "tensor_split": Row("join", split, "input indices_or_sections dim"),
-    "unbind": Row("join", unbind, "input dim"),
-    "equal": Row("join", equal, "input other", refused="compile export"),
-    "allclose": Row("join", allclose, "input other rtol atol equal_nan", refused="compile export"),
-    "unsqueeze": Row("features", shape_of_features, "input dim", flags="adds"),
-    "squeeze": Row("features", shape_of_features, "input dim"),
-    "flatten": Row("features", shape_of_features, "input start_dim end_dim"),
-    "unflatten": Row("features", shape_of_features, "input dim sizes"),
+ROWS: dict[str, FunctionRow] = {
+    **dict.fromkeys(("cat", "concat", "concatenate"), FunctionRow("join", cat, "tensors dim")),
+    "stack": FunctionRow("join", stack, "tensors dim"),
+    "split": FunctionRow("join", split, "input split_size_or_sections dim"),
+    "chunk": FunctionRow("join", split, "input chunks dim"),
+    "tensor_split": FunctionRow("join", split, "input indices_or_sections dim"),
+    "unbind": FunctionRow("join", unbind, "input dim"),
+    "equal": FunctionRow("join", equal, "input other", refused="compile export"),
+    "allclose": FunctionRow(
+        "join", allclose, "input other rtol atol equal_nan", refused="compile export"
+    ),
+    "unsqueeze": FunctionRow("features", shape_of_features, "input dim", flags="adds"),
+    "squeeze": FunctionRow("features", shape_of_features, "input dim"),
+    "flatten": FunctionRow("features", shape_of_features, "input start_dim end_dim"),
+    "unflatten": FunctionRow("features", shape_of_features, "input dim sizes"),
     **dict.fromkeys(
-        ("transpose", "swapaxes", "swapdims"), Row("features", shape_of_features, "input dim0 dim1")
+        ("transpose", "swapaxes", "swapdims"),
+        FunctionRow("features", shape_of_features, "input dim0 dim1"),
     ),
     **dict.fromkeys(
-        ("movedim", "moveaxis"), Row("features", shape_of_features, "input source destination")
+        ("movedim", "moveaxis"),
+        FunctionRow("features", shape_of_features, "input source destination"),
     ),
-    "permute": Row("features", permute),
-    "matmul": Row("features", matmul, "input other"),
-    "bmm": Row("features", matmul, "input mat2"),
-    "mm": Row("features", matmul, "input mat2"),
-    "mv": Row("features", matmul, "input vec"),
-    "einsum": Row("features", einsum),
-    "pad": Row("join", pad, "input pad mode value", refused="export"),
-    "scaled_dot_product_attention": Row(
+    "permute": FunctionRow("features", permute),
+    "matmul": FunctionRow("features", matmul, "input other"),
+    "bmm": FunctionRow("features", matmul, "input mat2"),
+    "mm": FunctionRow("features", matmul, "input mat2"),
+    "mv": FunctionRow("features", matmul, "input vec"),
+    "einsum": FunctionRow("features", einsum),
+    "pad": FunctionRow("join", pad, "input pad mode value", refused="export"),
+    "scaled_dot_product_attention": FunctionRow(
         "join",
         attention,
         "query key value attn_mask dropout_p is_causal scale enable_gqa",

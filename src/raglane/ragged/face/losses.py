@@ -9,10 +9,10 @@ from torch import Tensor
 
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.ragged.base import FlatBatch
-from raglane.ragged.face.entry import Arguments, Entry, Options, Row, rows_of
+from raglane.ragged.face.entry import Arguments, FunctionRow, ModuleEntry, Options, rows_of
 
 
-def loss(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def loss(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Call a loss on the flat values of its batches, which must have the same lengths."""
     bound = entry.bind(args, kwargs)
     rows, optional = entry.default
@@ -47,7 +47,7 @@ def loss(entry: Entry, args: Arguments, kwargs: Options) -> Any:
 _REDUCTION = ("size_average", "reduce", "reduction")
 
 
-def _check_ragged(entry: Entry, name: str, value: Any, batch: Any) -> None:
+def _check_ragged(entry: ModuleEntry, name: str, value: Any, batch: Any) -> None:
     if not isinstance(value, FlatBatch):
         shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
         rule = f"a Ragged of the same lengths as the other arguments of {entry.name}"
@@ -60,7 +60,9 @@ def _check_ragged(entry: Entry, name: str, value: Any, batch: Any) -> None:
         value._needs_lengths_of(name, batch, "the input")
 
 
-def _check_features(entry: Entry, name: str, batch: FlatBatch, first: str, features: int) -> None:
+def _check_features(
+    entry: ModuleEntry, name: str, batch: FlatBatch, first: str, features: int
+) -> None:
     """Raise for shapes that torch would broadcast over rows."""
     has_classes = entry.has("classes")
     if has_classes and features < 1:
@@ -72,12 +74,14 @@ def _check_features(entry: Entry, name: str, batch: FlatBatch, first: str, featu
         raise ShapeError(name, batch._shape_text(), rule, fix)
 
 
-def _row(rows: str = "input target", flags: str = "", optional: str = "", refused: str = "") -> Row:
+def _row(
+    rows: str = "input target", flags: str = "", optional: str = "", refused: str = ""
+) -> FunctionRow:
     default = (tuple(rows.split()), tuple(optional.split()))
-    return Row("loss", loss, default=default, flags=flags, refused=refused)
+    return FunctionRow("loss", loss, default=default, flags=flags, refused=refused)
 
 
-ROWS: dict[str, Row] = {
+ROWS: dict[str, FunctionRow] = {
     **dict.fromkeys(
         "cross_entropy nll_loss multilabel_soft_margin_loss".split(),
         _row(flags="classes"),

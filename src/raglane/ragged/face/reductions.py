@@ -13,9 +13,9 @@ from raglane.errors import ArgumentTypeError
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.face.entry import (
     Arguments,
-    Entry,
+    FunctionRow,
+    ModuleEntry,
     Options,
-    Row,
     check_floating,
     check_real,
     dimension,
@@ -27,7 +27,7 @@ from raglane.ragged.face.entry import (
 from raglane.segments import steps
 
 
-def reduce(entry: Entry, args: Arguments, kwargs: Options, empty: Any = None) -> Any:
+def reduce(entry: ModuleEntry, args: Arguments, kwargs: Options, empty: Any = None) -> Any:
     """Call a reduction; ``empty`` is the result of empty sequences instead of torch's."""
     if _is_over_steps(entry, args, kwargs):  # the commonest, in less time
         return _steps(entry, ragged_input(entry, args[0]), (1,), False, {}, empty)
@@ -55,7 +55,7 @@ def reduce(entry: Entry, args: Arguments, kwargs: Options, empty: Any = None) ->
     return _steps(entry, batch, dims, keepdim, bound, empty)
 
 
-def _is_over_steps(entry: Entry, args: Arguments, kwargs: Options) -> bool:
+def _is_over_steps(entry: ModuleEntry, args: Arguments, kwargs: Options) -> bool:
     """Return True for ``f(r, 1)`` and ``f(r, dim=1)``."""
     if len(args) == 1:
         dim = kwargs.get("dim") if len(kwargs) == 1 else None
@@ -64,7 +64,7 @@ def _is_over_steps(entry: Entry, args: Arguments, kwargs: Options) -> bool:
     return type(dim) is int and dim == 1
 
 
-def _dimensions(entry: Entry, dim: Any, batch: FlatBatch) -> tuple[int, ...]:
+def _dimensions(entry: ModuleEntry, dim: Any, batch: FlatBatch) -> tuple[int, ...]:
     """Return dimensions counted from the front, sorted; none for all."""
     if dim is None or dim == ():
         return ()
@@ -78,7 +78,7 @@ def _dimensions(entry: Entry, dim: Any, batch: FlatBatch) -> tuple[int, ...]:
     return dims
 
 
-def _all(entry: Entry, batch: FlatBatch, keepdim: bool, options: Options) -> Any:
+def _all(entry: ModuleEntry, batch: FlatBatch, keepdim: bool, options: Options) -> Any:
     if entry.has("indexed"):
         rule = "given, because an index of all real values has no meaning in the batch"
         fix = "pass dim=1 for the steps of each sequence, or a feature dimension"
@@ -92,7 +92,7 @@ def _all(entry: Entry, batch: FlatBatch, keepdim: bool, options: Options) -> Any
 
 
 def _sequences(
-    entry: Entry, batch: FlatBatch, dims: tuple[int, ...], keepdim: bool, options: Options
+    entry: ModuleEntry, batch: FlatBatch, dims: tuple[int, ...], keepdim: bool, options: Options
 ) -> Any:
     """Reduce all real elements, ``dim=(0, 1)``, possibly with features."""
     if dims[:2] != (0, 1):
@@ -119,7 +119,7 @@ def _with_features_as_steps(
 
 
 def _steps(
-    entry: Entry,
+    entry: ModuleEntry,
     batch: FlatBatch,
     dims: tuple[int, ...],
     keepdim: bool,
@@ -154,7 +154,7 @@ def _steps(
     return type(results)(several) if isinstance(results, tuple) else several[0]
 
 
-def _checked(entry: Entry, values: Tensor, dtype: torch.dtype | None) -> Tensor:
+def _checked(entry: ModuleEntry, values: Tensor, dtype: torch.dtype | None) -> Tensor:
     """Return values in a dtype, or raise if the reduction has no meaning for theirs."""
     if dtype is not None:
         values = values.to(dtype)
@@ -165,7 +165,7 @@ def _checked(entry: Entry, values: Tensor, dtype: torch.dtype | None) -> Tensor:
     return values
 
 
-def linalg_norm(entry: Entry, args: Arguments, kwargs: Options) -> Any:
+def linalg_norm(entry: ModuleEntry, args: Arguments, kwargs: Options) -> Any:
     """Return the norm of vectors, or of matrices in two dimensions of the features."""
     bound = entry.bind(args, kwargs)
     batch = ragged_input(entry, bound.pop("A"))
@@ -193,11 +193,11 @@ def _and_mean(over_steps: Any) -> Any:
     return call
 
 
-def _row(signature: str, over_steps: Any, flags: str = "", default: Any = None) -> Row:
-    return Row("reduction", reduce, f"input {signature}", over_steps, default, flags)
+def _row(signature: str, over_steps: Any, flags: str = "", default: Any = None) -> FunctionRow:
+    return FunctionRow("reduction", reduce, f"input {signature}", over_steps, default, flags)
 
 
-ROWS: dict[str, Row] = {
+ROWS: dict[str, FunctionRow] = {
     "sum": _row("dim keepdim * dtype", segments.sum),
     "nansum": _row("dim keepdim * dtype", steps.nansum),
     "mean": _row("dim keepdim * dtype", steps.mean, "floating empty"),
@@ -208,16 +208,16 @@ ROWS: dict[str, Row] = {
     "min": _row("dim keepdim * other", steps.min, "nonempty single real", torch.minimum),
     "argmax": _row("dim keepdim", steps.argmax, "nonempty single indexed real"),
     "argmin": _row("dim keepdim", steps.argmin, "nonempty single indexed real"),
-    "prod": Row(
+    "prod": FunctionRow(
         "reduction", reduce, "input dim keepdim * dtype", steps.prod, flags="single", refused="jvp"
     ),
     "std": _row("dim unbiased keepdim * correction", steps.std, "floating empty"),
     "var": _row("dim unbiased keepdim * correction", steps.var, "floating empty"),
     "norm": _row("p dim keepdim out dtype", steps.norm, "floating"),
-    "linalg.vector_norm": Row(
+    "linalg.vector_norm": FunctionRow(
         "reduction", reduce, "x ord dim keepdim * dtype", steps.norm, flags="floating"
     ),
-    "linalg.norm": Row("reduction", linalg_norm, "A ord dim keepdim * dtype"),
+    "linalg.norm": FunctionRow("reduction", linalg_norm, "A ord dim keepdim * dtype"),
     "aminmax": _row("* dim keepdim", steps.aminmax, "nonempty single real"),
     "logsumexp": _row("dim keepdim", steps.logsumexp, "empty"),
     "any": _row("dim keepdim", steps.any),

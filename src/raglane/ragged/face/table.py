@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from raglane.ragged.face import along, elements, indexing, joins, losses, reductions
-from raglane.ragged.face.entry import Entry, Row
+from raglane.ragged.face.entry import FunctionRow, ModuleEntry
 from raglane.ragged.face.refusals import refusal
 
-ROWS: dict[str, Row] = (
+ROWS: dict[str, FunctionRow] = (
     elements.ROWS | reductions.ROWS | along.ROWS | joins.ROWS | indexing.ROWS | losses.ROWS
 )
 _HOMES = (torch.nn.functional, torch, Tensor, torch.special, torch._C._nn)
@@ -41,9 +41,9 @@ _DTYPES = {
 }
 
 
-def _table() -> dict[Callable[..., Any], Entry]:
+def _table() -> dict[Callable[..., Any], ModuleEntry]:
     """Return the entry of each torch function, in all modules of torch that contain it."""
-    table: dict[Callable[..., Any], Entry] = {}
+    table: dict[Callable[..., Any], ModuleEntry] = {}
     for name, row in ROWS.items():
         # Outside of torch.nn.functional, losses have other parameters.
         homes = _HOMES[:1] if row.kind == "loss" else _HOMES
@@ -52,7 +52,7 @@ def _table() -> dict[Callable[..., Any], Entry]:
         for home in homes:
             function = getattr(home, function_name, None)
             if callable(function):
-                table[function] = Entry(name, row, function)
+                table[function] = ModuleEntry(name, row, function)
     return table
 
 
@@ -76,7 +76,7 @@ def call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
     return entry.run(entry, args, kwargs)
 
 
-def _of_methods() -> dict[str, Entry]:
+def _of_methods() -> dict[str, ModuleEntry]:
     """Return the entries of the methods of torch.Tensor."""
     names = [name for name in ROWS if not name.startswith("__")]
     functions = {name: getattr(Tensor, name) for name in names if hasattr(Tensor, name)}

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from raglane._utils.json import finite, to_json
 from raglane._utils.memory import FLOAT, TRAINED_TENSOR, check_memory
 from raglane._utils.messages import count_of, first_of, quote, shorten
 from raglane._utils.table import aligned
@@ -19,7 +20,7 @@ from raglane.data.order import BatchLimit, BatchSampler, EpochOrder
 from raglane.data.prepare.lengths import (
     Bin,
     Bucket,
-    Distribution,
+    LengthCounts,
     Summary,
     batch_density,
     bins,
@@ -28,17 +29,16 @@ from raglane.data.prepare.lengths import (
 )
 from raglane.data.prepare.statistics import FeatureCounts
 from raglane.data.store.conversion import Progress
+from raglane.native.machine import facts
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.planner import Plan, Row, plan
-from raglane.planner.machine import facts
-from raglane.planner.rows import thin_out
-from raglane.planner.words import range_in_words
+from raglane.planner.predicted import thin_out
+from raglane.planner.texts import range_in_words
 from raglane.runs.configuration import words_of
 from raglane.runs.inspection.reading import Contents
-from raglane.runs.sources import Source
+from raglane.runs.sources import SequenceSource
 from raglane.training.model import ModelConfig
 from raglane.training.settings import ModelSettings, Settings
-from raglane.training.stored import finite, to_json
 
 ORDERS = {
     "random": EpochOrder.random(),
@@ -208,14 +208,14 @@ def inspect(
     contents: Contents,
     settings: Settings,
     *,
-    source: Source,
+    source: SequenceSource,
     ranks: int,
     fresh: bool,
     progress: Progress,
 ) -> Inspection:
     """Summarise data, and measure the layer that would train on it."""
     progress.stage("counting lengths")
-    lengths = Distribution.of(contents.lengths)
+    lengths = LengthCounts.of(contents.lengths)
     sample = thin_out(torch.from_numpy(contents.lengths))[0].numpy()
     drawn = densities(sample)
     progress.stage(MEASURING)
@@ -257,7 +257,7 @@ def recommended(settings: Settings, best: Row, contents: Contents) -> Settings:
     )
 
 
-def train_line(path: Path | None, kind: str, source: Source, settings: Settings) -> str:
+def train_line(path: Path | None, kind: str, source: SequenceSource, settings: Settings) -> str:
     """Return the command ``raglane train``, or ``raglane demo`` without a path, for a shell."""
     chosen = words_of(settings, "batch_size")
     if path is None:

@@ -7,17 +7,18 @@ from typing import Any
 
 from raglane import plot
 from raglane._utils.table import Table
+from raglane._utils.words import bytes_in_words, seconds_in_words
 from raglane.errors import ArgumentError
-from raglane.planner import words
+from raglane.planner import texts
 from raglane.report.page import (
     Block,
     Chart,
-    Command,
+    CommandLines,
     Heading,
+    InlinePicture,
     Page,
     Part,
     Picker,
-    Picture,
     Text,
     inline,
 )
@@ -58,7 +59,7 @@ def as_page(inspection: Inspection) -> bytes:
             ("median length", f"{numbers.median:,}"),
             ("longest", f"{numbers.maximum:,}"),
             ("real elements of one padded batch", f"{numbers.density:.0%}"),
-            ("epoch of the layer", words.range_in_words(best.train_range)),
+            ("epoch of the layer", texts.range_in_words(best.train_range)),
         ],
         parts=[
             Part("Recommendation", _advice(inspection), "advice"),
@@ -82,7 +83,7 @@ def _advice(inspection: Inspection) -> list[Block]:
     parts: list[Block] = [
         Text(f"Best: {plan.best}."),
         Text(plan.why),
-        Command([inspection.command]),
+        CommandLines([inspection.command]),
     ]
     parts.append(Text(f"A training step fits into memory up to {plan.most_elements:,} elements."))
     if plan.tail:
@@ -172,7 +173,7 @@ def _pictures(inspection: Inspection) -> list[Block]:
         "batch": ("Batch, with the share of real elements if padded", names),
         "layout": ("Layout", {layout: layout for layout in _LAYOUTS}),
     }
-    pictures: list[Picture] = []
+    pictures: list[InlinePicture] = []
     for number, example in enumerate(inspection.examples):
         for layout, (what, draw) in _LAYOUTS.items():
             lengths = example.lengths
@@ -187,7 +188,7 @@ def _pictures(inspection: Inspection) -> list[Block]:
             except ArgumentError:
                 return [Text("These batches have too many elements to draw.")]
             pictures.append(
-                Picture(
+                InlinePicture(
                     svg, caption, caption, name=f"{example.name}-{layout}", is_hidden=bool(pictures)
                 )
             )
@@ -199,17 +200,17 @@ def _pictures(inspection: Inspection) -> list[Block]:
 
 def _ways(inspection: Inspection) -> list[Block]:
     plan = inspection.plan
-    rows = words.shown(plan.rows, plan.best)
+    rows = texts.shown(plan.rows, plan.best)
     about = (
         f"An epoch of the layer {plan.layer}: time of training and of inference, the 90th percentile of a step's time, "
         "the memory of a step, computed elements, and their share of padding. The best row is marked."
     )
-    about += f" {words.ROUGH}." if any(row.is_rough for row in rows) else ""
+    about += f" {texts.ROUGH}." if any(row.is_rough for row in rows) else ""
     caption = "The best batches of each backend and schedule, and all sizes of the recommended one"
     best = next((index for index, row in enumerate(rows) if row is plan.best), None)
     return [
         Text(about),
-        Table(caption, words.COLUMNS, [words.fields(row) for row in rows], words=2, best=best),
+        Table(caption, texts.COLUMNS, [texts.fields(row) for row in rows], words=2, best=best),
     ]
 
 
@@ -220,8 +221,8 @@ def _steps(inspection: Inspection) -> list[Block]:
         (
             f"{row.batch_size:,}",
             "bucketed" if row.bucketed else "random",
-            *map(words.seconds_in_words, (row.step_p50, row.step_p90, row.step_max)),
-            words.bytes_in_words(row.peak_bytes),
+            *map(seconds_in_words, (row.step_p50, row.step_p90, row.step_max)),
+            bytes_in_words(row.peak_bytes),
         )
         for row in rows
     ]
@@ -230,8 +231,8 @@ def _steps(inspection: Inspection) -> list[Block]:
         Chart(
             "steps-drawn",
             charts.steps(rows),
-            f"Time of a training step by size of the batch; as recommended {words.seconds_in_words(best.step_p50)} at "
-            f"the median and {words.seconds_in_words(best.step_max)} at most.",
+            f"Time of a training step by size of the batch; as recommended {seconds_in_words(best.step_p50)} at "
+            f"the median and {seconds_in_words(best.step_max)} at most.",
             f"The time of a training step of the layer with {best.way}: median, 90th percentile and maximum.",
             Table("Training steps", columns, listed, words=2),
         )

@@ -35,14 +35,14 @@ from raglane.runs.sources import DEFAULT_DATA
 _Integers = npt.NDArray[np.int64]
 
 
-class Feature(NamedTuple):
+class ChannelFacts(NamedTuple):
     """A channel, and the number of its elements that are NaN or infinite."""
 
     name: str
     missing: int
 
 
-class Labels(NamedTuple):
+class LabelCounts(NamedTuple):
     """The counts of labels, which belong to sequences or elements."""
 
     of: str
@@ -61,9 +61,9 @@ class Contents:
     path: Path | None
     lengths: _Integers
     kind: str
-    features: tuple[Feature, ...] = ()
+    features: tuple[ChannelFacts, ...] = ()
     vocabulary: int | None = None
-    labels: Labels | None = None
+    labels: LabelCounts | None = None
     notes: tuple[str, ...] = ()
     beside: Mapping[str, FeatureCounts] = field(default_factory=dict)
     roles: RoleNotes = NO_ROLES
@@ -97,9 +97,9 @@ def data_name(path: Path | None) -> str:
     return DEFAULT_DATA if path is None else path.resolve().name or str(path)
 
 
-def labels_of(of: str, counts: Mapping[str, int]) -> Labels:
+def labels_of(of: str, counts: Mapping[str, int]) -> LabelCounts:
     """Return labels sorted by descending count, then alphabetically."""
-    return Labels(of, dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))))
+    return LabelCounts(of, dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))))
 
 
 def contents_of(records: Records, path: Path | None) -> Contents:
@@ -169,7 +169,9 @@ def _contents(
     if layout.has_labels or layout.has_tags or has_sets:
         is_element = layout.has_tags or (has_sets and layout.targets_per_element)
         labels = labels_of("element" if is_element else "sequence", counted.labels)
-    features = tuple(Feature(name, channel.missing) for name, channel in counted.channels.items())
+    features = tuple(
+        ChannelFacts(name, channel.missing) for name, channel in counted.channels.items()
+    )
     kind, vocabulary = ("tokens", len(counted.tokens)) if layout.is_tokens else ("features", None)
     return Contents(
         data_name(path), path, lengths, kind, features, vocabulary, labels, notes, counted.features

@@ -2,7 +2,7 @@
 batch.
 
 This file has the communication of ranks and their signals. ``launch.py`` starts and monitors ranks
-on this machine, ``on_ray.py`` on a Ray cluster. All ranks run the same
+on this machine, ``ray_workers.py`` on a Ray cluster. All ranks run the same
 :class:`~raglane.training.job.Job`; ranks of torchrun receive it from the first one (``run.py``).
 """
 

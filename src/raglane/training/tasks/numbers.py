@@ -77,9 +77,9 @@ class Regress(Task):
             (targets.abs() * scale).sum(),
         )
 
-    def meter(self, model: Any, records: Dataset) -> _Errors:  # noqa: ARG002
+    def meter(self, model: Any, records: Dataset) -> _Residuals:  # noqa: ARG002
         """Return a meter of R2 and errors; the baseline is the mean of the training data."""
-        return _Errors(self)
+        return _Residuals(self)
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
         """Return a number, or a list of numbers, per row and quantile, in the units of the data."""
@@ -100,7 +100,7 @@ def named(rows: Tensor, settings: ModelSettings) -> dict[str, list[Any]]:
     return columns
 
 
-class _Errors:
+class _Residuals:
     """Collects pairs of targets and predictions in the units of the data."""
 
     def __init__(self, task: Regress) -> None:

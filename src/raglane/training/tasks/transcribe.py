@@ -70,9 +70,9 @@ class Transcribe(Task):
         errors = edits.total.sum() * (count / measured if measured else 1)
         return Score(loss, errors, torch.as_tensor(count), torch.zeros(()))
 
-    def meter(self, model: Any, records: Dataset, beam_size: int | None = None) -> _Errors:  # noqa: ARG002
+    def meter(self, model: Any, records: Dataset, beam_size: int | None = None) -> _EditCounts:  # noqa: ARG002
         """Return a meter of error rates; the baseline is the commonest target."""
-        return _Errors(self, beam_size or 1)
+        return _EditCounts(self, beam_size or 1)
 
     def columns(self, output: Tensor, model: Any, *, probabilities: bool) -> dict[str, list[Any]]:  # noqa: ARG002
         """Raise, because the outputs of elements are no predictions."""
@@ -203,7 +203,7 @@ def _seen(targets: Ragged) -> Ragged:
     return Ragged.from_flat(targets.values[is_known], offsets=offsets_from_lengths(counts))
 
 
-class _Errors:
+class _EditCounts:
     """Counts insertions, deletions and substitutions of labels and, for texts, of characters and
     words.
     """
