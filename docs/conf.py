@@ -60,7 +60,7 @@ nitpick_ignore_regex = [
         r"raglane\.(\w+\.)*([A-Z]|FlatBatch|Options|EncoderOptions|LayerOptions|FitOptions|ColumnOptions|TrainingState|Way|Limit|Progress|Channel|Sequences|Tensors"
         r"|Conversion|Batch|Meter|Chunk|FeatureCounts|FeatureEncoder|Skipped|Exported|Packaged|Verified"
         r"|ElementwiseWeights|Cost|Plan|Choice|Row|TablePredictor|Feature|Format|Statistics|ModelSettings|TrainingResult"
-        r"|Targets|Task|ElementwiseSpec|Weights|_Data|Acceleration|Edits|SavedModel|Measured|ModelConfig|AsyncStream|BatchLimit|Event|State|ClientStream|AsyncClientStream|CellSpec|BetterRule)"
+        r"|Targets|Task|ElementwiseSpec|Weights|_Data|Acceleration|Edits|SavedModel|Measured|ModelConfig|AsyncStream|BatchLimit|Event|StreamState|ClientStream|AsyncClientStream|CellSpec|BetterRule)"
         r"|Weights|Cost|Exported|ModelSettings"
         r"|.*\bWatcher",
     ),
