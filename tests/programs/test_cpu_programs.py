@@ -480,7 +480,7 @@ def test_products_of_rows_by_themselves() -> None:
     assert times(torch.zeros(0, 2), torch.ones(1, 3, 2)).shape == (0, 3)
     with pytest.raises(RaglaneError, match=r"weight must be .*got shape"):
         times(torch.zeros(2, 2), torch.zeros(3, 2))
-    with pytest.raises(RaglaneError, match=r"elements\[0\] must be .*got shape"):
+    with pytest.raises(RaglaneError, match=r"rows must be rows of 2 numbers.*got shape"):
         times(torch.zeros(2, 3), torch.zeros(1, 3, 2))
 
 

@@ -31,7 +31,12 @@ def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     if not _has_kernel(input, weight, bias):
         return F.linear(input, weight, bias)
     size, width = weight.shape
-    return product(input.reshape(-1, width), weight, bias).reshape(*input.shape[:-1], size)
+    rows = input.reshape(-1, width)
+    if bias is not None:
+        # The kernels of streams begin a sum with the bias, which is a product with 1 here.
+        rows = F.pad(rows, (1, 0), value=1.0)
+        weight = torch.cat([bias.unsqueeze(1), weight], 1)
+    return product(rows, weight).reshape(*input.shape[:-1], size)
 
 
 def _has_kernel(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

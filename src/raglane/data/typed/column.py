@@ -91,7 +91,7 @@ class TextColumn(Column):
     """A column of texts, such as that of a CSV file: ``entries`` ``(N,)`` of str.
 
     Example:
-        >>> column = Written(np.array(["1.5", "", "high"], dtype=object))
+        >>> column = TextColumn(np.array(["1.5", "", "high"], dtype=object))
         >>> column.numbers()[0].tolist(), column.numbers()[1].tolist()
         ([1.5, nan, nan], [False, False, True])
     """
