@@ -131,7 +131,7 @@ def _table_of(task: str, rows: list[dict[str, str]]) -> None:
     print("| --- | --- | --- | --- |")
     for each in sorted(ranks, key=lambda candidate: ranks[candidate]):
         mean = statistics.mean(statistics.mean(scores[name][each]) for name in whole)
-        took = statistics.mean(seconds[each])
+        took = statistics.median(seconds[each])
         print(f"| {each} | {ranks[each]:.2f} | {mean:.3f} | {took:.1f} |")
     print(f"\n| set left out | chosen on the others | its {measure_name} | today's |  |")
     print("| --- | --- | --- | --- | --- |")
