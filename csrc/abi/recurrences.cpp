@@ -60,6 +60,15 @@ int32_t scan(const raglane_selective_scan* given, bool backward, char* message, 
   });
 }
 
+template <class Call> void check_sizes_of_heads(const Call& call) {
+  check_size("key_heads", call.key_heads);
+  check_size("heads", call.heads);
+  check_size("key_size", call.key_size);
+  check_size("value_size", call.value_size);
+  if (call.heads % call.key_heads != 0)
+    fail("heads must be a multiple of key_heads, %lld, got %lld", (long long)call.key_heads, (long long)call.heads);
+}
+
 template <class Call> void check_step(const Call& call) {
   if (call.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)call.abi);
   if (call.dtype != RAGLANE_FLOAT32 && call.dtype != RAGLANE_FLOAT64)
@@ -91,12 +100,7 @@ void check(const raglane_mamba_step& call) {
 
 void check(const raglane_attention_step& call) {
   check_step(call);
-  check_size("key_heads", call.key_heads);
-  check_size("heads", call.heads);
-  check_size("key_size", call.key_size);
-  check_size("value_size", call.value_size);
-  if (call.heads % call.key_heads != 0)
-    fail("heads must be a multiple of key_heads, %lld, got %lld", (long long)call.key_heads, (long long)call.heads);
+  check_sizes_of_heads(call);
   const int64_t columns = call.heads * call.value_size, keys = call.key_heads * call.key_size, channels = 2 * keys + columns;
   for (int64_t first : {call.q_first, call.k_first}) {
     if (first < 0 || first > channels - keys)
@@ -116,12 +120,7 @@ void check(const raglane_attention_step& call) {
 
 void check(const raglane_attention& call, bool backward) {
   check_head(call);
-  check_size("key_heads", call.key_heads);
-  check_size("heads", call.heads);
-  check_size("key_size", call.key_size);
-  check_size("value_size", call.value_size);
-  if (call.heads % call.key_heads != 0)
-    fail("heads must be a multiple of key_heads, %lld, got %lld", (long long)call.key_heads, (long long)call.heads);
+  check_sizes_of_heads(call);
   if (call.heads * call.key_size > most_width * 16 / call.value_size)
     fail("states must be of at most %lld numbers, got more", (long long)most_width * 16);
   if (!(call.eps >= 0)) fail("eps must be at least 0, got %g", call.eps);

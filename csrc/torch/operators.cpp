@@ -3,12 +3,11 @@
 // It uses only torch's stable ABI: the binary runs with torch 2.11 and every later version. `forward` and `backward` are
 // called by kernels/cpu/layer.py, `stack` by kernels/cpu/backend.py, `run_program` by kernels/cpu/programs.py, and `layer` by models that AOTInductor
 // compiled, without Python. All tensors are checked before the kernels get their addresses.
-#include <memory>
 #include <new>
-#include <type_traits>
 
 #include "layer.h"
 #include "program.h"
+#include "registration.h"
 
 namespace raglane::operators {
 namespace {
@@ -316,62 +315,34 @@ std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor
   return {results[0], results[1], results.size() > 2 ? results[2] : empty(Shape(0), values.scalar_type())};
 }
 
-// Tensors whose numbers are not those of their memory: negative views, zeros that were never written, and wrappers.
-template <auto function> struct Refused;
-template <class Result, class... Args, Result (*function)(Args...)> struct Refused<function> {
-  static Result call(Args...) {
-    constexpr const char* reason = "a tensor's numbers are not those of its memory";
-    if constexpr (std::is_same_v<Result, std::vector<Tensor>>) return {};
-    if constexpr (std::is_same_v<Result, Answer>) return {{}, RAGLANE_BAD_ARGUMENT, reason};
-    refuse(reason);
+const Registration registration([](Registration& to) {
+  auto& names = to.names();
+  names.def("forward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor? packed, bool need_output,"
+            " bool save, bool need_c, Tensor? order, int layout) -> (Tensor[], int, str?)");
+  names.def("backward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor?[] saved, bool[] needed,"
+            " bool over_gates, bool over_c, bool in_layout, bool with_steps) -> (Tensor[], int, str?)");
+  names.def("stack(Tensor[] heads, Tensor offsets, Tensor values, Tensor[] states, Tensor?[] weights, Tensor[] packed,"
+            " bool need_output, Tensor? order, int layout) -> (Tensor[], int, str?)");
+  names.def("run_program(Tensor code, Tensor offsets, Tensor[] inputs, Tensor?[] over, int isa, int flags,"
+            " int threads, bool ascending) -> Tensor[]");
+  names.def("layer(str cell, Tensor values, Tensor offsets, Tensor h, Tensor? c, Tensor?[] weights)"
+            " -> (Tensor, Tensor, Tensor)");
+  auto& cpu = to.of("CPU");
+  cpu.impl("forward", TORCH_BOX(&forward));
+  cpu.impl("backward", TORCH_BOX(&backward));
+  cpu.impl("stack", TORCH_BOX(&stack));
+  cpu.impl("run_program", TORCH_BOX(&program));
+  cpu.impl("layer", TORCH_BOX(&layer));
+  for (const char* key : refused) {
+    auto& other = to.of(key);
+    other.impl("forward", TORCH_BOX(&Refused<&forward>::call));
+    other.impl("backward", TORCH_BOX(&Refused<&backward>::call));
+    other.impl("stack", TORCH_BOX(&Refused<&stack>::call));
+    other.impl("run_program", TORCH_BOX(&Refused<&program>::call));
   }
-};
-constexpr const char* refused[] = {"Negative", "ZeroTensor", "FuncTorchGradWrapper", "Python"};
-
-// A second copy of this library in a process, such as that of a packaged model, registers nothing.
-class Registration {
- public:
-  Registration() {
-    try {
-      StableLibrary& names = add(StableLibrary::Kind::FRAGMENT, nullptr);
-      names.def("forward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor? packed, bool need_output,"
-                " bool save, bool need_c, Tensor? order, int layout) -> (Tensor[], int, str?)");
-      names.def("backward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor?[] saved, bool[] needed,"
-                " bool over_gates, bool over_c, bool in_layout, bool with_steps) -> (Tensor[], int, str?)");
-      names.def("stack(Tensor[] heads, Tensor offsets, Tensor values, Tensor[] states, Tensor?[] weights, Tensor[] packed,"
-                " bool need_output, Tensor? order, int layout) -> (Tensor[], int, str?)");
-      names.def("run_program(Tensor code, Tensor offsets, Tensor[] inputs, Tensor?[] over, int isa, int flags,"
-                " int threads, bool ascending) -> Tensor[]");
-      names.def("layer(str cell, Tensor values, Tensor offsets, Tensor h, Tensor? c, Tensor?[] weights)"
-                " -> (Tensor, Tensor, Tensor)");
-      StableLibrary& cpu = add(StableLibrary::Kind::IMPL, "CPU");
-      cpu.impl("forward", TORCH_BOX(&forward));
-      cpu.impl("backward", TORCH_BOX(&backward));
-      cpu.impl("stack", TORCH_BOX(&stack));
-      cpu.impl("run_program", TORCH_BOX(&program));
-      cpu.impl("layer", TORCH_BOX(&layer));
-      for (const char* key : refused) {
-        StableLibrary& other = add(StableLibrary::Kind::IMPL, key);
-        other.impl("forward", TORCH_BOX(&Refused<&forward>::call));
-        other.impl("backward", TORCH_BOX(&Refused<&backward>::call));
-        other.impl("stack", TORCH_BOX(&Refused<&stack>::call));
-        other.impl("run_program", TORCH_BOX(&Refused<&program>::call));
-      }
-      // Models reach this one by tracing too, whose tensors are wrappers.
-      add(StableLibrary::Kind::IMPL, "Negative").impl("layer", TORCH_BOX(&Refused<&layer>::call));
-    } catch (const std::exception&) {
-      libraries_.clear();
-    }
-  }
-
- private:
-  using StableLibrary = torch::stable::detail::StableLibrary;
-  std::vector<std::unique_ptr<StableLibrary>> libraries_;
-
-  StableLibrary& add(StableLibrary::Kind kind, const char* key) {
-    return *libraries_.emplace_back(std::make_unique<StableLibrary>(kind, "raglane", key, __FILE__, __LINE__));
-  }
-} registration;
+  // Models reach this one by tracing too, whose tensors are wrappers.
+  to.of("Negative").impl("layer", TORCH_BOX(&Refused<&layer>::call));
+});
 
 }  // namespace
 }  // namespace raglane::operators

@@ -1,7 +1,5 @@
 // Steps of blocks as operators of torch; see operators.cpp. kernels/cpu/steps.py calls them.
-#include <memory>
-
-#include "held.h"
+#include "registration.h"
 
 namespace raglane::operators {
 namespace {
@@ -158,42 +156,21 @@ std::vector<Tensor> step_attention(Tensor mixed, Tensor gate, Tensor dt, std::op
   }
 }
 
-// Tensors whose numbers are not those of their memory; see operators.cpp.
-template <auto function> struct Refused;
-template <class... Args, std::vector<Tensor> (*function)(Args...)> struct Refused<function> {
-  static std::vector<Tensor> call(Args...) { return {}; }
-};
-
-class Registration {
- public:
-  Registration() {
-    try {
-      StableLibrary& names = add(StableLibrary::Kind::FRAGMENT, nullptr);
-      names.def("step_mamba(Tensor x, Tensor(a!) earlier, Tensor(b!) state, Tensor?[] parts, float norm_eps, float eps,"
-                " bool logarithms, bool residual, bool ordered, int isa, int flags) -> Tensor[]");
-      names.def("step_attention(Tensor mixed, Tensor gate, Tensor dt, Tensor? beta, Tensor(a!) earlier, Tensor(b!) state,"
-                " Tensor?[] parts, int[] sizes, float[] numbers, int isa, int flags) -> Tensor[]");
-      StableLibrary& cpu = add(StableLibrary::Kind::IMPL, "CPU");
-      cpu.impl("step_mamba", TORCH_BOX(&step_mamba));
-      cpu.impl("step_attention", TORCH_BOX(&step_attention));
-      for (const char* key : {"ZeroTensor", "Negative", "FuncTorchGradWrapper", "Python"}) {
-        StableLibrary& other = add(StableLibrary::Kind::IMPL, key);
-        other.impl("step_mamba", TORCH_BOX(&Refused<&step_mamba>::call));
-        other.impl("step_attention", TORCH_BOX(&Refused<&step_attention>::call));
-      }
-    } catch (const std::exception&) {
-      libraries_.clear();
-    }
+const Registration registration([](Registration& to) {
+  auto& names = to.names();
+  names.def("step_mamba(Tensor x, Tensor(a!) earlier, Tensor(b!) state, Tensor?[] parts, float norm_eps, float eps,"
+            " bool logarithms, bool residual, bool ordered, int isa, int flags) -> Tensor[]");
+  names.def("step_attention(Tensor mixed, Tensor gate, Tensor dt, Tensor? beta, Tensor(a!) earlier, Tensor(b!) state,"
+            " Tensor?[] parts, int[] sizes, float[] numbers, int isa, int flags) -> Tensor[]");
+  auto& cpu = to.of("CPU");
+  cpu.impl("step_mamba", TORCH_BOX(&step_mamba));
+  cpu.impl("step_attention", TORCH_BOX(&step_attention));
+  for (const char* key : refused) {
+    auto& other = to.of(key);
+    other.impl("step_mamba", TORCH_BOX(&Refused<&step_mamba>::call));
+    other.impl("step_attention", TORCH_BOX(&Refused<&step_attention>::call));
   }
-
- private:
-  using StableLibrary = torch::stable::detail::StableLibrary;
-  std::vector<std::unique_ptr<StableLibrary>> libraries_;
-
-  StableLibrary& add(StableLibrary::Kind kind, const char* key) {
-    return *libraries_.emplace_back(std::make_unique<StableLibrary>(kind, "raglane", key, __FILE__, __LINE__));
-  }
-} registration;
+});
 
 }  // namespace
 }  // namespace raglane::operators

@@ -194,8 +194,13 @@ class Case:
         compare(found, self.wanted, TOLERANCES[dtype])
 
 
+# Cases are kept for all tests of a process, so each has a seed of its own, whichever test draws it. Of
+# 150 draws for the mLSTM one has two equal numbers in a maximum, where a gradient is not unique.
+
+
 @cache
 def scan_case(sizes: tuple[int, int, int]) -> Case:
+    torch.manual_seed(sum(sizes))
     options = {"softplus": sizes[1] != 3, "dt_limit": (0.3, 0.9) if sizes[0] == 33 else None}
     tensors = scan_inputs(*sizes)
     if options["softplus"]:
@@ -205,6 +210,7 @@ def scan_case(sizes: tuple[int, int, int]) -> Case:
 
 @cache
 def attention_case(kind: str) -> Case:
+    torch.manual_seed([*KINDS].index(kind))
     sizes = SIZES[[*KINDS].index(kind) % len(SIZES)]
     options = {"delta": KINDS[kind].get("delta", False), "scale": 0.7}
     return Case.of(naive.attention, attention_inputs(kind, sizes), sizes[1] == 4, **options)
