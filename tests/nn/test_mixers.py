@@ -341,8 +341,11 @@ def test_a_step_of_mamba_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecurrentLayer, "step", None)
     after = tuple([each.clone() for each in state])
     for x_t, step in zip(rows, range(3), strict=True):
-        y, after = layer.step(x_t, after)
+        before = after
+        kept = tuple([each.clone() for each in before])
+        y, after = layer.step(x_t, before)
         assert torch.equal(y, torch.stack([part[step] for part in expected]))
+        assert all(map(torch.equal, before, kept))
     assert len(used) == 3
     assert all(map(torch.equal, after, end))
     monkeypatch.undo()
