@@ -100,7 +100,7 @@ class Decoded {
     code.instructions = reader.number("instructions", 0, most_parts);
     code.outputs = reader.number("outputs", 0, most_parts), code.states = reader.number("states", 0, most_parts);
     columns_ = reader.number("columns", 0, most_columns);
-    int64_t needed = 3 * (code.blocks + code.weights) + 26 * code.instructions + 5 * code.outputs + 4 * code.states;
+    int64_t needed = 3 * (code.blocks + code.weights) + 27 * code.instructions + 5 * code.outputs + 4 * code.states;
     if (reader.left() != needed + columns_)
       fail("code must be %lld integers after the counts, got %lld", (long long)(needed + columns_),
            (long long)reader.left());
@@ -134,6 +134,7 @@ class Decoded {
     i.epsilon = reader.real("epsilon");
     i.weight = reader.number("weight of an instruction", -1, code.weights - 1);
     int64_t gathered = reader.number("columns of an instruction", 0, columns_);
+    i.groups = reader.number("groups of an instruction", 1, most_width);
     for (Place& place : i.results) place = read_place(reader);
     for (Place& place : i.operands) place = read_place(reader);
     if (gathered != (i.operation == RAGLANE_OF_GATHER ? i.width : 0))
@@ -147,6 +148,9 @@ class Decoded {
     }
     if (i.width % i.segments != 0)
       fail("segments must be a divisor of the width, %lld, got %lld", (long long)i.width, (long long)i.segments);
+    if (i.segments % i.groups != 0)
+      fail("groups of an instruction must be a divisor of the segments, %lld, got %lld", (long long)i.segments,
+           (long long)i.groups);
     i.columns = integers_.data() + integers_.size() - columns_;  // check_columns() advances it
     return gathered;
   }
@@ -221,7 +225,7 @@ class Decoded {
         fail("results must be columns that do not overlap, got two that do");
       phase += multiplies;
     }
-    for (const CodeOutput& output : outputs_) read(output.place, output.width, phase);
+    for (const CodeOutput& output : outputs_) read(output.place, output.place.spread ? 1 : output.width, phase);
   }
 
   void read(const CodeInstruction& i, int operand, int32_t phase) {
@@ -236,17 +240,20 @@ class Decoded {
         read(column, 1, phase);
       }
     } else {
-      read(place, columns_read(i, operand, weights_.data()), phase);
+      const bool is_matrix = facts_of_operation(i.operation).each || is_dot(i.operation);
+      if (place.spread < RAGLANE_ADJACENT || place.spread > (is_matrix ? RAGLANE_BY_COLUMN : RAGLANE_ONE))
+        fail("spread of a place must be a raglane_spread of its operation, got %lld", (long long)place.spread);
+      read(place, columns_of(i, operand, weights_.data()), phase);
     }
   }
 
-  void read(const Place& place, int64_t width, int32_t phase) {
+  void read(const Place& place, int64_t columns, int32_t phase) {
     if (place.block == -1) return;
-    check_place(place, place.spread ? 1 : width);
+    check_place(place, columns);
     CodeBlock& block = blocks_[place.block];
     if (block.kind != RAGLANE_LOCAL) return;
     const int32_t* column = written_.data() + first_column_[place.block] + place.start;
-    for (int64_t i = 0; i < (place.spread ? 1 : width); i++) {
+    for (int64_t i = 0; i < columns; i++) {
       if (column[i] == 0)
         fail("operand must be a column that was written before, got column %lld of block %lld, a local",
             (long long)(place.start + i), (long long)place.block);
@@ -264,7 +271,7 @@ class Decoded {
       fail("result must be a local, got block %lld", (long long)place.block);
     for (int operand = 0; operand < facts.operands; operand++) {
       const Place& from = i.operands[operand];
-      int64_t read = from.spread ? 1 : columns_read(i, operand, weights_.data());
+      int64_t read = columns_of(i, operand, weights_.data());
       bool overlaps = i.operation != RAGLANE_OF_GATHER && overlap(place, width, from, read);
       for (int64_t c = 0; i.operation == RAGLANE_OF_GATHER && c < width; c++)
         overlaps |= from.block == place.block && from.start + i.columns[c] >= place.start &&
@@ -413,7 +420,7 @@ extern "C" int32_t raglane_product(const raglane_factors* factors, char* message
                             RAGLANE_ELEMENT, f.groups * f.depth, 0,    // blocks
                             RAGLANE_LOCAL, columns, 0,                 //
                             f.groups, f.width, f.depth,                // weight
-                            RAGLANE_OF_PRODUCT, columns, 1, 0, 0, 0,   // instruction
+                            RAGLANE_OF_PRODUCT, columns, 1, 0, 0, 0, 1,  // instruction
                             1, 0, 0, 0, none, 0, 0, 0,                 // its results
                             none, 0, 0, 0, 0, 0, 0, 0, none, 0, 0, 0,  // its operands
                             1, 0, 0, 0, columns};                      // output

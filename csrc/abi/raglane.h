@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 /* Incremented whenever a struct below changes; Python rejects a library of another version. */
-#define RAGLANE_ABI 21
+#define RAGLANE_ABI 22
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, weights included. Weights are packed as int8, with a scale for each
@@ -209,14 +209,21 @@ RAGLANE_EXPORT int32_t raglane_pack(const raglane_layer* layer, void* to, int64_
  *   counts        blocks, weights, instructions, outputs, states, columns (of all gathers together)
  *   each block    raglane_block, width, index: of each kind but locals, the indices are 0, 1, 2 ... in any order
  *   each weight   groups, rows, depth
- *   each instruction  raglane_operation, width, segments, epsilon, weight, columns; then places: two results, three
- *                 operands; unused ones are not read
+ *   each instruction  raglane_operation, width, segments, epsilon, weight, columns, groups; then places: two results,
+ *                 three operands; unused ones are not read
  *   each output   place, width
  *   each state    place of the next state
  *   columns       of the gathers, in the order of their instructions
  *
  * A place is four integers: block, start, spread, number; block -1 for the number. Epsilons and numbers are the
- * bits of doubles. */
+ * bits of doubles. Spread is a raglane_spread; only those of pointwise operations and dots are of a matrix with `segments`
+ * rows, in `groups` of as many rows. */
+enum raglane_spread {
+  RAGLANE_ADJACENT = 0,  /* as many columns as the operation reads */
+  RAGLANE_ONE = 1,       /* one column for all of them */
+  RAGLANE_BY_ROW = 2,    /* a column for each row of the matrix */
+  RAGLANE_BY_COLUMN = 3  /* for each group, a column for each column of the matrix */
+};
 enum raglane_block { RAGLANE_ELEMENT = 0, RAGLANE_SEQUENCE = 1, RAGLANE_STATE = 2, RAGLANE_VECTOR = 3, RAGLANE_LOCAL = 4 };
 enum raglane_operation {
   RAGLANE_OF_COPY, RAGLANE_OF_NEG, RAGLANE_OF_ABS, RAGLANE_OF_SIGN, RAGLANE_OF_NOT, RAGLANE_OF_RELU, RAGLANE_OF_EXP,
@@ -226,7 +233,8 @@ enum raglane_operation {
   RAGLANE_OF_LT, RAGLANE_OF_LE, RAGLANE_OF_GT, RAGLANE_OF_GE, RAGLANE_OF_EQ, RAGLANE_OF_NE, RAGLANE_OF_AND,
   RAGLANE_OF_OR, RAGLANE_OF_POW, RAGLANE_OF_SIGMOID_BACKWARD, RAGLANE_OF_TANH_BACKWARD, RAGLANE_OF_FMA,
   RAGLANE_OF_WHERE, RAGLANE_OF_ROW_SUM, RAGLANE_OF_ROW_MAX, RAGLANE_OF_NORM, RAGLANE_OF_NORM_BACKWARD,
-  RAGLANE_OF_ROW_CUMSUM, RAGLANE_OF_GATHER, RAGLANE_OF_PRODUCT, RAGLANE_OPERATIONS
+  RAGLANE_OF_ROW_CUMSUM, RAGLANE_OF_ROW_DOT, RAGLANE_OF_COLUMN_DOT, RAGLANE_OF_GATHER, RAGLANE_OF_PRODUCT,
+  RAGLANE_OPERATIONS
 };
 
 /* A tensor of a program's call. */

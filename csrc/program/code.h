@@ -10,7 +10,7 @@ namespace raglane {
 
 // Columns of a block, or a number; see raglane.h.
 struct Place {
-  int64_t block, start, spread;
+  int64_t block, start, spread;  // a raglane_spread
   double number;
 };
 
@@ -24,7 +24,7 @@ struct CodeWeight {
 };
 
 struct CodeInstruction {
-  int64_t operation, width, segments;
+  int64_t operation, width, segments, groups;
   double epsilon;
   int64_t weight;
   const int64_t* columns;  // of a gather
@@ -59,7 +59,7 @@ inline OperationFacts facts_of_operation(int64_t operation) {
     case RAGLANE_OF_ROW_SUM: case RAGLANE_OF_ROW_MAX: case RAGLANE_OF_ROW_CUMSUM: case RAGLANE_OF_GATHER: return {1, 1, false};
     case RAGLANE_OF_NORM: return {2, 1, false};
     case RAGLANE_OF_NORM_BACKWARD: return {1, 3, false};
-    case RAGLANE_OF_PRODUCT: return {1, 2, false};
+    case RAGLANE_OF_PRODUCT: case RAGLANE_OF_ROW_DOT: case RAGLANE_OF_COLUMN_DOT: return {1, 2, false};
     case RAGLANE_OF_FMA: case RAGLANE_OF_WHERE: return {1, 3, true};
   }
   return {1, operation < RAGLANE_OF_ADD ? 1 : 2, true};
@@ -72,8 +72,23 @@ inline int64_t columns_read(const CodeInstruction& instruction, int operand, con
     return instruction.segments * weights[instruction.weight].groups * weights[instruction.weight].depth;
   return instruction.width;
 }
+inline bool is_dot(int64_t operation) {
+  return operation == RAGLANE_OF_ROW_DOT || operation == RAGLANE_OF_COLUMN_DOT;
+}
+// The same for a place of this operand: columns of its block.
+inline int64_t columns_of(const CodeInstruction& instruction, int operand, const CodeWeight* weights) {
+  switch (instruction.operands[operand].spread) {
+    case RAGLANE_ONE: return 1;
+    case RAGLANE_BY_ROW: return instruction.segments;
+    case RAGLANE_BY_COLUMN: return instruction.groups * (instruction.width / instruction.segments);
+  }
+  return columns_read(instruction, operand, weights);
+}
 inline int64_t columns_written(const CodeInstruction& instruction, int result) {
+  if (instruction.operation == RAGLANE_OF_COLUMN_DOT)
+    return instruction.groups * (instruction.width / instruction.segments);
   bool one_for_each_part = instruction.operation == RAGLANE_OF_ROW_SUM || instruction.operation == RAGLANE_OF_ROW_MAX ||
+                           instruction.operation == RAGLANE_OF_ROW_DOT ||
                            (instruction.operation == RAGLANE_OF_NORM && result == 1);
   return one_for_each_part ? instruction.segments : instruction.width;
 }

@@ -15,13 +15,20 @@ struct At {
   int64_t slot;   // index of the first lane's pointer in the table of rows
   int64_t start;
   int64_t step;   // 1; or 0 to repeat one column
+  // Of a matrix: columns from one of its rows to the next, from a group of rows to the next; and those of a row if the
+  // slot has only the rows that are computed together.
+  int64_t row = 0, group = 0, back = 0;
 };
 
-// An instruction for a range of adjacent lanes.
+// An instruction for a range of adjacent lanes, and of rows [begin, end) of its matrix: columns of a row, of which
+// `segments` parts are rows of `part` columns. Others do all of their work at once.
 template <class A> struct Operation {
-  void (*run)(const Operation& operation, A* const* rows, int first, int count);
+  void (*run)(const Operation& operation, A* const* rows, int first, int count, int64_t begin, int64_t end);
   At to[2], from[3];
-  int64_t width, segments;
+  int64_t width, segments, part;
+  int64_t group;  // rows of a group
+  bool is_flat;   // no operand depends on the row of a matrix
+  bool is_matrix;
   A epsilon;
   const int64_t* runs;
 };
@@ -29,23 +36,30 @@ template <class A> struct Operation {
 template <class A> RAGLANE_INLINE A* row_of(const At& at, A* const* rows, int lane) {
   return rows[at.slot + lane] + at.start;
 }
+// The position of a row of a matrix, of rows from `begin` that are computed together.
+template <class A> RAGLANE_INLINE A* matrix_row(const At& at, A* const* rows, int lane, int64_t row, int64_t group, int64_t begin) {
+  return row_of(at, rows, lane) + row * at.row + group * at.group - begin * at.back;
+}
 
 // ---- one number at a time ---------------------------------------------------------------------------------------
 
 // F::apply<A, N>(x, y, z) stores its result for N vectors of three operands in the first.
 template <class A, class F, int OPERANDS>
-void each(const Operation<A>& operation, A* const* rows, int first, int count) {
+void each(const Operation<A>& operation, A* const* rows, int first, int count, int64_t begin, int64_t end) {
   using V = Vec<A>;
   constexpr int width = Lanes<A>::width, ahead = 4;
-  const int64_t columns = operation.width;
-  for (int lane = first; lane < first + count; lane++) {
-    A* to = row_of(operation.to[0], rows, lane);
+  const int64_t columns = operation.is_flat ? (end - begin) * operation.part : operation.part;
+  const int64_t rows_each = operation.is_flat ? end - begin : 1;
+  for (int lane = first; lane < first + count; lane++)
+  for (int64_t row = begin; row < end; row += rows_each) {
+    const int64_t group = operation.group == operation.segments ? 0 : row / operation.group;
+    A* to = matrix_row(operation.to[0], rows, lane, row, group, begin);
     alignas(64) A splats[OPERANDS][width];
     const A* from[3] = {};
     int64_t step[3] = {};
 #pragma GCC unroll 3
     for (int o = 0; o < OPERANDS; o++) {
-      from[o] = row_of(operation.from[o], rows, lane), step[o] = operation.from[o].step;
+      from[o] = matrix_row(operation.from[o], rows, lane, row, group, begin), step[o] = operation.from[o].step;
       if (step[o] == 0) store(splats[o], splat_at(from[o])), from[o] = splats[o];
     }
     int64_t i = 0;
@@ -202,8 +216,8 @@ template <class A, class Body> RAGLANE_INLINE void by_vectors(int64_t columns, B
   if (i < columns) body(i, (int)(columns - i));
 }
 
-template <class A> void row_sum(const Operation<A>& operation, A* const* rows, int first, int count) {
-  const int64_t part = operation.width / operation.segments;
+template <class A> void row_sum(const Operation<A>& operation, A* const* rows, int first, int count, int64_t, int64_t) {
+  const int64_t part = operation.part;
   for (int lane = first; lane < first + count; lane++) {
     const A* a = row_of(operation.from[0], rows, lane);
     A* to = row_of(operation.to[0], rows, lane);
@@ -212,8 +226,88 @@ template <class A> void row_sum(const Operation<A>& operation, A* const* rows, i
   }
 }
 
-template <class A> void row_max(const Operation<A>& operation, A* const* rows, int first, int count) {
-  const int64_t part = operation.width / operation.segments;
+// Sums of products of a matrix's numbers along its rows.
+template <class A> void row_dot(const Operation<A>& operation, A* const* rows, int first, int count, int64_t begin, int64_t end) {
+  using V = Vec<A>;
+  constexpr int width = Lanes<A>::width;
+  const int64_t part = operation.part;
+  for (int lane = first; lane < first + count; lane++)
+    for (int64_t row = begin; row < end; row++) {
+      const int64_t group = operation.group == operation.segments ? 0 : row / operation.group;
+      alignas(64) A splats[2][width];
+      const A* from[2];
+      int64_t step[2];
+#pragma GCC unroll 2
+      for (int o = 0; o < 2; o++) {
+        from[o] = matrix_row(operation.from[o], rows, lane, row, group, begin), step[o] = operation.from[o].step;
+        if (step[o] == 0) store(splats[o], splat_at(from[o])), from[o] = splats[o];
+      }
+      V four[4] = {};
+      int64_t i = 0;
+      for (; i + 4 * width <= part; i += 4 * width)
+#pragma GCC unroll 4
+        for (int v = 0; v < 4; v++)
+          four[v] = fma(load(from[0] + (i + v * width) * step[0]), load(from[1] + (i + v * width) * step[1]), four[v]);
+#pragma GCC unroll 4
+      for (int v = 0; v < 4; v++, i += width) {
+        if (i >= part) break;
+        const int n = (int)(part - i < width ? part - i : width);
+        V x = load(from[0] + i * step[0], step[0] ? n : width), y = load(from[1] + i * step[1], step[1] ? n : width);
+        if (n < width) x = first_of<A>(x, n, 0), y = first_of<A>(y, n, 0);
+        four[v] = fma(x, y, four[v]);
+      }
+      V all = (four[0] + four[1]) + (four[2] + four[3]);
+      *matrix_row(operation.to[0], rows, lane, row, group, begin) =
+          folded<Summing, A, width / 2>(all, typename UpTo<width>::type{})[0];
+    }
+}
+
+// The same along its columns, for rows of one group; `is_first`: sums begin with them.
+template <class A, bool SPLAT_X, bool SPLAT_Y>
+void add_rows(A* to, const A* x, const A* y, int64_t x_row, int64_t y_row, int64_t columns, int64_t count,
+                             bool is_first) {
+  using V = Vec<A>;
+  constexpr int width = Lanes<A>::width, ahead = 4;
+  int64_t i = 0;
+  for (; i + ahead * width <= columns; i += ahead * width) {
+    V sums[ahead] = {};
+    if (!is_first)
+#pragma GCC unroll 4
+      for (int v = 0; v < ahead; v++) sums[v] = load(to + i + v * width);
+    for (int64_t r = 0; r < count; r++)
+#pragma GCC unroll 4
+      for (int v = 0; v < ahead; v++)
+        sums[v] = fma(SPLAT_X ? splat_at(x + r * x_row) : load(x + r * x_row + i + v * width),
+                      SPLAT_Y ? splat_at(y + r * y_row) : load(y + r * y_row + i + v * width), sums[v]);
+#pragma GCC unroll 4
+    for (int v = 0; v < ahead; v++) store(to + i + v * width, sums[v]);
+  }
+  for (; i < columns; i += width) {
+    const int n = (int)(columns - i < width ? columns - i : width);
+    V sum = {};
+    if (!is_first) sum = load(to + i, n);
+    for (int64_t r = 0; r < count; r++)
+      sum = fma(SPLAT_X ? splat_at(x + r * x_row) : load(x + r * x_row + i, n),
+                SPLAT_Y ? splat_at(y + r * y_row) : load(y + r * y_row + i, n), sum);
+    store(to + i, sum, n);
+  }
+}
+template <class A> void column_dot(const Operation<A>& operation, A* const* rows, int first, int count, int64_t begin, int64_t end) {
+  const At &x = operation.from[0], &y = operation.from[1];
+  for (int lane = first; lane < first + count; lane++)
+    for (int64_t row = begin, next; row < end; row = next) {
+      const int64_t group = row / operation.group, group_end = (group + 1) * operation.group;
+      next = group_end < end ? group_end : end;
+      A* to = matrix_row(operation.to[0], rows, lane, row, group, begin);
+      const A *a = matrix_row(x, rows, lane, row, group, begin), *b = matrix_row(y, rows, lane, row, group, begin);
+      auto add = x.step ? y.step ? add_rows<A, false, false> : add_rows<A, false, true>
+                 : y.step ? add_rows<A, true, false> : add_rows<A, true, true>;
+      add(to, a, b, x.row, y.row, operation.part, next - row, row == group * operation.group);
+    }
+}
+
+template <class A> void row_max(const Operation<A>& operation, A* const* rows, int first, int count, int64_t, int64_t) {
+  const int64_t part = operation.part;
   for (int lane = first; lane < first + count; lane++) {
     const A* a = row_of(operation.from[0], rows, lane);
     A* to = row_of(operation.to[0], rows, lane);
@@ -223,9 +317,9 @@ template <class A> void row_max(const Operation<A>& operation, A* const* rows, i
   }
 }
 
-template <class A> void norm(const Operation<A>& operation, A* const* rows, int first, int count) {
+template <class A> void norm(const Operation<A>& operation, A* const* rows, int first, int count, int64_t, int64_t) {
   using V = Vec<A>;
-  const int64_t part = operation.width / operation.segments;
+  const int64_t part = operation.part;
   for (int lane = first; lane < first + count; lane++) {
     const A* a = row_of(operation.from[0], rows, lane);
     A* to = row_of(operation.to[0], rows, lane);
@@ -244,9 +338,9 @@ template <class A> void norm(const Operation<A>& operation, A* const* rows, int 
   }
 }
 
-template <class A> void norm_backward(const Operation<A>& operation, A* const* rows, int first, int count) {
+template <class A> void norm_backward(const Operation<A>& operation, A* const* rows, int first, int count, int64_t, int64_t) {
   using V = Vec<A>;
-  const int64_t part = operation.width / operation.segments;
+  const int64_t part = operation.part;
   for (int lane = first; lane < first + count; lane++) {
     const A* g = row_of(operation.from[0], rows, lane);
     const A* y = row_of(operation.from[1], rows, lane);
@@ -265,8 +359,8 @@ template <class A> void norm_backward(const Operation<A>& operation, A* const* r
   }
 }
 
-template <class A> void row_cumsum(const Operation<A>& operation, A* const* rows, int first, int count) {
-  const int64_t part = operation.width / operation.segments;
+template <class A> void row_cumsum(const Operation<A>& operation, A* const* rows, int first, int count, int64_t, int64_t) {
+  const int64_t part = operation.part;
   for (int lane = first; lane < first + count; lane++) {
     const A* a = row_of(operation.from[0], rows, lane);
     A* to = row_of(operation.to[0], rows, lane);
@@ -277,7 +371,7 @@ template <class A> void row_cumsum(const Operation<A>& operation, A* const* rows
   }
 }
 
-template <class A> void gather(const Operation<A>& operation, A* const* rows, int first, int count) {
+template <class A> void gather(const Operation<A>& operation, A* const* rows, int first, int count, int64_t, int64_t) {
   for (int lane = first; lane < first + count; lane++) {
     const A* a = row_of(operation.from[0], rows, lane);
     A *to = row_of(operation.to[0], rows, lane), *end = to + operation.width;
@@ -289,7 +383,7 @@ template <class A> void gather(const Operation<A>& operation, A* const* rows, in
 }
 
 // Conversions from and to the caller's rows of bfloat16.
-template <class A> void widen(const Operation<A>& operation, A* const* rows, int first, int count) {
+template <class A> void widen(const Operation<A>& operation, A* const* rows, int first, int count, int64_t, int64_t) {
   if constexpr (sizeof(A) == 4)
     for (int lane = first; lane < first + count; lane++) {
       const bfloat16* from = (const bfloat16*)rows[operation.from[0].slot + lane];
@@ -297,7 +391,7 @@ template <class A> void widen(const Operation<A>& operation, A* const* rows, int
       by_vectors<A>(operation.width, [&](int64_t i, int n) RAGLANE_INLINE_LAMBDA { store(to + i, load(from + i, n), n); });
     }
 }
-template <class A> void round_off(const Operation<A>& operation, A* const* rows, int first, int count) {
+template <class A> void round_off(const Operation<A>& operation, A* const* rows, int first, int count, int64_t, int64_t) {
   if constexpr (sizeof(A) == 4)
     for (int lane = first; lane < first + count; lane++) {
       const A* from = row_of(operation.from[0], rows, lane);
@@ -310,7 +404,7 @@ template <class A> void round_off(const Operation<A>& operation, A* const* rows,
 }
 
 // By raglane_operation; null for products, which process all lanes together.
-template <class A> using Run = void (*)(const Operation<A>&, A* const*, int, int);
+template <class A> using Run = void (*)(const Operation<A>&, A* const*, int, int, int64_t, int64_t);
 template <class A> Run<A> run_of(int64_t operation) {
   static constexpr Run<A> table[RAGLANE_OPERATIONS] = {
       each<A, Copy, 1>, each<A, Neg, 1>, each<A, Abs, 1>, each<A, Sign, 1>, each<A, Not, 1>, each<A, Relu, 1>,
@@ -320,7 +414,8 @@ template <class A> Run<A> run_of(int64_t operation) {
       each<A, Mul, 2>, each<A, Div, 2>, each<A, Max, 2>, each<A, Min, 2>, each<A, Lt, 2>, each<A, Le, 2>,
       each<A, Gt, 2>, each<A, Ge, 2>, each<A, Eq, 2>, each<A, Ne, 2>, each<A, And, 2>, each<A, Or, 2>, each<A, Pow, 2>,
       each<A, SigmoidBackward, 2>, each<A, TanhBackward, 2>, each<A, Fma, 3>, each<A, Where, 3>, row_sum<A>,
-      row_max<A>, norm<A>, norm_backward<A>, row_cumsum<A>, gather<A>, nullptr};
+      row_max<A>, norm<A>, norm_backward<A>, row_cumsum<A>, row_dot<A>,
+      column_dot<A>, gather<A>, nullptr};
   return table[operation];
 }
 

@@ -28,12 +28,17 @@ template <class A> class ProgramPlan {
     int64_t width;
     int64_t place;  // in_tensor: index of the tensor; otherwise numbers before it
   };
-  // Instructions [begin, end), followed by products that are computed together, if there are any. While they run, the rows of elements that they
-  // will read in the next step are prefetched.
+  // Instructions [begin, end), in walks, followed by products that are computed together, if there are any. While they
+  // run, the rows of elements that they will read in the next step are prefetched.
   struct Phase {
-    int64_t begin, end, first_fetch, end_fetch;
+    int64_t begin, end, first_fetch, end_fetch, first_walk, end_walk;
     int products;
     const LaneProduct<A>* product;
+  };
+  // Instructions [begin, end): on matrices, `step` of their rows are computed by all of them before the next ones, so that
+  // results that others read stay in the nearest cache.
+  struct Walk {
+    int64_t begin, end, rows, step;
   };
   struct Fetch {
     int64_t slot, next, bytes;  // `next`: bytes from a lane's row to that of the next step
@@ -48,7 +53,7 @@ template <class A> class ProgramPlan {
     int64_t most_slots = 2 * code_.blocks + code_.outputs + code_.states + numbers;
     decide();
     if (!slots_.reserve(most_slots, false) || !operations_.reserve(operation_, false) ||
-        !phases_.reserve(code_.instructions + 1, false) || !fetches_.reserve(3 * operation_, false) ||
+        !phases_.reserve(code_.instructions + 1, false) || !walks_.reserve(operation_, false) || !fetches_.reserve(3 * operation_, false) ||
         !products_.reserve(2 * most_products(), false) || !weights_.reserve(code_.weights, false) ||
         !numbers_.reserve(numbers, false))
       return false;
@@ -66,7 +71,7 @@ template <class A> class ProgramPlan {
   const raglane_program& p_;
   const Code& code_;
   int64_t operation_;  // the maximum; then their number
-  int64_t slot_count_ = 0, phase_count_ = 0, fetch_count_ = 0, number_count_ = 0, product_count_ = 0;
+  int64_t slot_count_ = 0, phase_count_ = 0, walk_count_ = 0, fetch_count_ = 0, number_count_ = 0, product_count_ = 0;
   int64_t first_number_ = 0;
   int64_t lane_size_ = 0, kept_size_ = 0, block_size_ = 0, call_size_ = 0, prepared_size_ = 0, packed_size_ = 0;
   int members_ = 1;
@@ -74,6 +79,7 @@ template <class A> class ProgramPlan {
   Scratch<Slot> slots_;
   Scratch<Operation<A>> operations_;
   Scratch<Phase> phases_;
+  Scratch<Walk> walks_;
   Scratch<LaneProduct<A>> products_;  // those that are computed before the loop; behind them, those of phases
   Scratch<Fetch> fetches_;
   Scratch<PackedWeight<A>> weights_;
@@ -218,7 +224,7 @@ template <class A> class ProgramPlan {
 
   Operation<A>& add(Run<A> run, At to, At from, int64_t columns) {
     Operation<A>& operation = operations_.get()[operation_++];
-    operation = {run, {to, nowhere}, {from, nowhere, nowhere}, columns, 1, 0, nullptr};
+    operation = {run, {to, nowhere}, {from, nowhere, nowhere}, columns, 1, columns, 1, true, false, 0, nullptr};
     return operation;
   }
 
@@ -270,7 +276,88 @@ template <class A> class ProgramPlan {
     finish_step(copies);
     phase->products = 0, phase->end = operation_;
     phase_count_ = phase - phases_.get() + 1;
-    for (int64_t p = 0; p < phase_count_; p++) fetch_for(phases_.get()[p]);
+    for (int64_t p = 0; p < phase_count_; p++) fetch_for(phases_.get()[p]), divide(phases_.get()[p]);
+    shrink();
+  }
+
+  // ---- walks over the rows of matrices ----------------------------------------------------------------------------
+
+  void divide(Phase& phase) {
+    phase.first_walk = walk_count_;
+    for (int64_t i = phase.begin; i < phase.end; i++) {
+      const Operation<A>& operation = operations_.get()[i];
+      Walk* last = walk_count_ > phase.first_walk ? &walks_.get()[walk_count_ - 1] : nullptr;
+      if (last && continues(operation, *last)) {
+        last->end = i + 1;
+        continue;
+      }
+      const int64_t fitting = tuning::program_block / (operation.part * (int64_t)sizeof(A));
+      walks_.get()[walk_count_++] = {i, i + 1, operation.is_matrix ? operation.segments : 1, fitting < 1 ? 1 : fitting};
+    }
+    phase.end_walk = walk_count_;
+  }
+  bool continues(const Operation<A>& operation, const Walk& walk) const {
+    const Operation<A>& first = operations_.get()[walk.begin];
+    if (!operation.is_matrix || !first.is_matrix) return operation.is_matrix == first.is_matrix;
+    if (operation.segments != first.segments || operation.part != first.part) return false;
+    for (int64_t i = walk.begin; i < walk.end; i++) {
+      const Operation<A>& before = operations_.get()[i];
+      if (!row_by_row(before, before.to[0], operation, operation.to[0])) return false;
+      for (int o = 0; o < 3; o++)
+        if (!row_by_row(before, before.to[0], operation, operation.from[o]) ||
+            !row_by_row(before, before.from[o], operation, operation.to[0]))
+          return false;
+    }
+    return true;
+  }
+  // Each row of a matrix meets only the same row of another, or they share no memory.
+  bool row_by_row(const Operation<A>& of_one, const At& one, const Operation<A>& of_other, const At& other) const {
+    if (one.slot < 0 || other.slot < 0) return true;
+    const Slot &a = slots_.get()[one.slot / most_lanes], &b = slots_.get()[other.slot / most_lanes];
+    const bool in_one_tensor = a.home == in_tensor && b.home == in_tensor && p_.tensors[a.place].data == p_.tensors[b.place].data;
+    if (!is_same(a, b) && !in_one_tensor) return true;
+    if (one.row > 0 && one.row == other.row && one.start == other.start) return true;
+    return one.start + extent(of_one, one) <= other.start || other.start + extent(of_other, other) <= one.start;
+  }
+  static int64_t extent(const Operation<A>& operation, const At& at) {
+    const int64_t last = at.row > 0 ? (operation.segments - 1) * at.row : (operation.segments / operation.group - 1) * at.group;
+    return last + (at.step ? operation.part : 1);
+  }
+
+  // Matrices that only one walk writes and reads need no more memory than it computes together.
+  void shrink() {
+    for (int64_t b = 0; b < code_.blocks; b++) {
+      const Slot& slot = slots_.get()[b];
+      if (slot.home != in_block || code_.block[b].kind != RAGLANE_LOCAL) continue;
+      const int64_t walk = only_walk_of(b);
+      if (walk < 0) continue;
+      for (int64_t i = walks_.get()[walk].begin; i < walks_.get()[walk].end; i++) {
+        Operation<A>& operation = operations_.get()[i];
+        for (At* at : {&operation.to[0], &operation.from[0], &operation.from[1], &operation.from[2]})
+          if (at->slot == b * most_lanes) at->back = at->row;
+      }
+    }
+  }
+  // The index of the walk; -1 for several, or for other columns than those of its matrices.
+  int64_t only_walk_of(int64_t block) const {
+    for (int64_t o = 0; o < code_.outputs + code_.states; o++)
+      if (code_.output[o].place.block == block) return -1;
+    int64_t found = -1;
+    for (int64_t w = 0; w < walk_count_; w++)
+      for (int64_t i = walks_.get()[w].begin; i < walks_.get()[w].end; i++) {
+        const Operation<A>& operation = operations_.get()[i];
+        for (const At* at : {&operation.to[0], &operation.to[1], &operation.from[0], &operation.from[1], &operation.from[2]}) {
+          if (at->slot != block * most_lanes) continue;
+          if (!operation.is_matrix || at->start != 0 || at->row != operation.part || !at->step || (found >= 0 && found != w)) return -1;
+          found = w;
+        }
+      }
+    for (int64_t i = 0; found >= 0 && i < code_.instructions; i++) {
+      if (code_.instruction[i].operation != RAGLANE_OF_PRODUCT) continue;
+      for (const Place& place : {code_.instruction[i].operands[0], code_.instruction[i].operands[1], code_.instruction[i].results[0]})
+        if (place.block == block) return -1;
+    }
+    return found;
   }
 
   void fetch_for(Phase& phase) {
@@ -291,30 +378,44 @@ template <class A> class ProgramPlan {
   // An operand is one column of an operation that reads all columns.
   bool must_spread(const CodeInstruction& i, int operand) const {
     OperationFacts facts = facts_of_operation(i.operation);
-    if (facts.each || operand >= facts.operands || i.operation == RAGLANE_OF_PRODUCT) return false;
+    if (facts.each || is_dot(i.operation) || operand >= facts.operands || i.operation == RAGLANE_OF_PRODUCT) return false;
     return i.operands[operand].block < 0 || i.operands[operand].spread;
   }
 
   void translate(const CodeInstruction& i, int64_t& spreads) {
     OperationFacts facts = facts_of_operation(i.operation);
-    Operation<A> operation = {run_of<A>(i.operation), {nowhere, nowhere}, {nowhere, nowhere, nowhere}, i.width,
-                              i.segments,             (A)i.epsilon,       i.runs};
+    const int64_t part = i.width / i.segments;
+    bool is_matrix = (facts.each && i.segments > 1) || is_dot(i.operation);
+    for (int o = 0; facts.each && o < facts.operands; o++)
+      is_matrix |= i.operands[o].block >= 0 && i.operands[o].spread > RAGLANE_ONE;
+    Operation<A> operation = {run_of<A>(i.operation), {nowhere, nowhere}, {nowhere, nowhere, nowhere}, i.width, i.segments, part,
+                              i.segments / i.groups, true, is_matrix, (A)i.epsilon, i.runs};
     // Whole vectors, if the numbers beyond the columns are padding.
-    bool whole = facts.each;
+    bool whole = facts.each && !is_matrix;
     for (int r = 0; r < facts.results; r++) {
       operation.to[r] = at(i.results[r]);
+      if (i.operation == RAGLANE_OF_ROW_DOT) operation.to[r].row = 1;
+      else if (i.operation == RAGLANE_OF_COLUMN_DOT) operation.to[r].group = part;
+      else if (is_matrix) operation.to[r].row = part;
       whole &= i.results[r].start + i.width == code_.block[i.results[r].block].width && is_padded(operation.to[r]);
     }
     for (int o = 0; o < facts.operands; o++) {
       operation.from[o] = at(i.operands[o]);
+      if (is_matrix) spread_over(operation.from[o], i.operands[o], part);
+      operation.is_flat &= i.operands[o].block < 0 || i.operands[o].spread <= RAGLANE_ONE;
       whole &= is_padded(operation.from[o]);
       if (!must_spread(i, o)) continue;
       int64_t columns = columns_read(i, o, code_.weight);
       add(run_of<A>(RAGLANE_OF_COPY), all_of(spreads), operation.from[o], columns);
       operation.from[o] = all_of(spreads++);
     }
-    if (whole) operation.width = (i.width + width - 1) / width * width;
+    if (whole) operation.part = (i.width + width - 1) / width * width;
     operations_.get()[operation_++] = operation;
+  }
+  static void spread_over(At& at, const Place& place, int64_t part) {
+    if (place.block < 0 || place.spread == RAGLANE_ONE) return;
+    if (place.spread == RAGLANE_BY_ROW) at.row = 1, at.step = 0;
+    else at.step = 1, at.row = place.spread == RAGLANE_ADJACENT ? part : 0, at.group = part - at.row;
   }
 
   LaneProduct<A> product_of(const CodeInstruction& i, int64_t part) {

@@ -11,10 +11,10 @@ using tuning::program_rows;
 
 template <class A> class ProgramScan : ProgramPlan<A> {
   using Plan = ProgramPlan<A>;
-  using typename Plan::Fetch, typename Plan::Phase, typename Plan::Slot;
+  using typename Plan::Fetch, typename Plan::Phase, typename Plan::Slot, typename Plan::Walk;
   using Plan::call_, Plan::code_, Plan::p_, Plan::row_bytes, Plan::tensor;
   using Plan::fetches_, Plan::number_count_, Plan::numbers_, Plan::first_number_, Plan::operations_;
-  using Plan::phase_count_, Plan::phases_, Plan::product_count_, Plan::products_, Plan::slot_count_, Plan::slots_;
+  using Plan::phase_count_, Plan::phases_, Plan::walks_, Plan::product_count_, Plan::products_, Plan::slot_count_, Plan::slots_;
   using Plan::lane_size_, Plan::kept_size_, Plan::block_size_, Plan::members_, Plan::weights_;
 
  public:
@@ -186,9 +186,20 @@ template <class A> class ProgramScan : ProgramPlan<A> {
         for (int64_t byte = 0; byte < fetch.bytes; byte += 64)
           __builtin_prefetch((const unsigned char*)table[fetch.slot + lane] + fetch.next + byte);
     }
-    for (int64_t i = phase.begin; i < phase.end; i++) {
+    for (int64_t w = phase.first_walk; w < phase.end_walk; w++) {
+      const Walk& walk = walks_.get()[w];
+      if (walk.rows == 1) run(walk, table, first, count, 0, 1);
+      else
+        for (int lane = first; lane < first + count; lane++)
+          for (int64_t row = 0; row < walk.rows; row += walk.step)
+            run(walk, table, lane, 1, row, row + walk.step < walk.rows ? row + walk.step : walk.rows);
+    }
+  }
+
+  void run(const Walk& walk, A* const* table, int first, int count, int64_t begin, int64_t end) {
+    for (int64_t i = walk.begin; i < walk.end; i++) {
       const Operation<A>& operation = operations_.get()[i];
-      operation.run(operation, table, first, count);
+      operation.run(operation, table, first, count, begin, end);
     }
   }
 };

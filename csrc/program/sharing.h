@@ -24,23 +24,24 @@ inline bool may_share(const Code& code, int64_t local, int64_t other) {
   constexpr int most = 24;
   Read reads[most];
   int count = 0;
-  auto note = [&](const Place& place, int64_t width, int64_t instruction, bool each) {
+  auto note = [&](const Place& place, int64_t columns, int64_t instruction, bool beside) {
     if (place.block != other) return;
-    bool all = width < 0;
+    bool all = columns < 0;
     if (count < most)
       reads[count] = {instruction, all ? 0 : place.start,
-                      all ? code.block[other].width : place.start + (place.spread ? 1 : width), each && !place.spread};
+                      all ? code.block[other].width : place.start + columns, beside};
     count++;
   };
   for (int64_t i = 0; i < code.instructions; i++) {
     const CodeInstruction& by = code.instruction[i];
     OperationFacts facts = facts_of_operation(by.operation);
     for (int o = 0; o < facts.operands; o++)
-      note(by.operands[o], by.operation == RAGLANE_OF_GATHER ? -1 : columns_read(by, o, code.weight), i, facts.each);
+      note(by.operands[o], by.operation == RAGLANE_OF_GATHER ? -1 : columns_of(by, o, code.weight), i,
+           facts.each && by.operands[o].spread == RAGLANE_ADJACENT);
   }
   for (int64_t o = 0; o < code.outputs + code.states; o++)
     if (o >= code.outputs || !is_state(code, code.output[o].place))  // outputs of states are copied first
-      note(code.output[o].place, code.output[o].width, code.instructions, false);
+      note(code.output[o].place, code.output[o].place.spread ? 1 : code.output[o].width, code.instructions, false);
   if (count > most) return false;
   for (int64_t i = 0; i < code.instructions; i++) {
     const CodeInstruction& by = code.instruction[i];

@@ -114,6 +114,8 @@ inline constexpr int64_t group_elements = 256, most_groups = 128;
 
 // Rows that run instruction after instruction while they are in the nearest cache.
 inline constexpr int program_rows = 6;
+// Bytes of each matrix of a program that are computed together.
+inline constexpr int64_t program_block = 4096;
 
 // ---- gradients of values and weights --------------------------------------------------------------------------------
 

@@ -109,6 +109,22 @@ def _read(rows: list[Array], place: Operand, width: int, dtype: Any) -> Array:
     return rows[place.block][place.start : place.start + width].copy()
 
 
+def _matrices(rows: list[Array], instruction: Instruction, dtype: Any) -> list[Array]:
+    """Return the operands of an instruction, with columns repeated along rows or columns."""
+    count, groups = instruction.segments, instruction.groups
+    wide = instruction.width // count
+    found = []
+    for place in instruction.operands:
+        if place.along == "rows":
+            found.append(np.repeat(rows[place.block][place.start :][:count], wide))
+        elif place.along == "columns":
+            each = rows[place.block][place.start :][: groups * wide].reshape(groups, 1, wide)
+            found.append(np.repeat(each, count // groups, 1).reshape(-1))
+        else:
+            found.append(_read(rows, place, instruction.width, dtype))
+    return found
+
+
 def _execute(
     program: Program, instruction: Instruction, rows: list[Array], weights: Sequence[Array]
 ) -> None:
@@ -116,9 +132,13 @@ def _execute(
     dtype = rows[instruction.results[0].block].dtype
     name = instruction.operation
     if name in _EACH:
-        results = [
-            _EACH[name](*(_read(rows, place, width, dtype) for place in instruction.operands))
-        ]
+        results = [_EACH[name](*_matrices(rows, instruction, dtype))]
+    elif name in ("row_dot", "column_dot"):
+        first, second = (
+            matrix.reshape(instruction.groups, -1, width // parts)
+            for matrix in _matrices(rows, instruction, dtype)
+        )
+        results = [(first * second).sum(2 if name == "row_dot" else 1)]
     elif name == "gather":
         place = instruction.operands[0]
         results = [rows[place.block][place.start + np.asarray(instruction.columns)]]

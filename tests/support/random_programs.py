@@ -17,7 +17,8 @@ from raglane.programs.program import OPERATIONS, Block, Instruction, Kind, Opera
 _WIDTHS = (1, 2, 5, 8, 16, 17, 33, 64, 70, 128)
 # Operations that keep numbers small, so that rounding stays small; and all operations.
 _TAME = tuple("add sub mul tanh sigmoid fma neg copy relu max min abs where lt norm".split())
-_ALL = tuple(name for name in OPERATIONS if name != "product")
+_DOTS = ("row_dot", "column_dot")
+_ALL = tuple(name for name in OPERATIONS if name not in ("product", *_DOTS))
 
 
 @dataclass(frozen=True)
@@ -180,11 +181,15 @@ class _Drawing:
             made = Instruction(name, (self.result(width, operands_),), operands_, width)
         self.instructions.append(made)
 
+    def add_some(self) -> None:
+        """Add operations."""
+        for _ in range(self.chance.randint(1, 14)):
+            name = "product" if self.chance.random() < 0.2 else self.chance.choice(self.names)
+            self.add(name, self.chance.choice(_WIDTHS))
+
     def program(self) -> Program:
+        """Return the program of the operations."""
         chance = self.chance
-        for _ in range(chance.randint(1, 14)):
-            name = "product" if chance.random() < 0.2 else chance.choice(self.names)
-            self.add(name, chance.choice(_WIDTHS))
         outputs = []
         for _ in range(chance.randint(0, 3)):
             width = chance.choice(_WIDTHS)
@@ -215,4 +220,67 @@ def draw(chance: Random, *, tame: bool = True) -> Program:
     # The norm of a constant row is only rounding, which a comparison would amplify.
     without = chance.choice([("norm",), ("lt", "where")])
     names = tuple(name for name in _TAME if name not in without) if tame else _ALL
-    return _Drawing(chance, names).program()
+    drawing = _Drawing(chance, names)
+    drawing.add_some()
+    return drawing.program()
+
+
+class _Matrices(_Drawing):
+    """Programs on matrices of some rows and columns, which read and overwrite each other."""
+
+    def __init__(self, chance: Random) -> None:
+        self.rows = chance.choice([1, 4, 6, 12, 70])
+        self.columns = chance.choice([1, 3, 16, 33, 64])
+        self.chance, self.names = chance, ()
+        self.blocks, self.readable, self.weights, self.instructions = [], [], [], []
+        size = self.rows * self.columns
+        for kind, width in (
+            ("element", size),
+            ("element", self.rows + 3 * self.columns),
+            ("state", size),
+            ("state", self.columns),
+            ("vector", size + 3),
+        ):
+            index = sum(block.kind == kind for block in self.blocks)
+            self.readable.append(self.block(kind, width, index))  # type: ignore[arg-type]
+
+    def along(self, groups: int) -> Operand:
+        """Draw an operand on the matrix."""
+        along = self.chance.choice(["", "", "rows", "columns", "number"])
+        if along in ("", "number"):
+            return self.operand(self.rows * self.columns if along == "" else 1 << 20)
+        width = self.rows if along == "rows" else groups * self.columns
+        fits = [block for block in self.readable if self.blocks[block].width >= width]
+        if not fits:
+            return self.operand(1 << 20)
+        block = self.chance.choice(fits[-4:])
+        start = self.chance.choice([0, self.blocks[block].width - width])
+        return Operand(block, start, along=along)  # type: ignore[arg-type]
+
+    def add_matrix(self) -> None:
+        """Add an operation on the matrix."""
+        chance = self.chance
+        groups = chance.choice([g for g in (1, 1, 2, 3) if self.rows % g == 0])
+        name = chance.choice(["fma", "mul", "sub", "tanh", "max", *_DOTS, *_DOTS])
+        operands = tuple(self.along(groups) for _ in range(OPERATIONS[name]))
+        width = self.rows * self.columns
+        if name in _DOTS:
+            size = self.rows if name == "row_dot" else groups * self.columns
+            result = self.result(size)
+        else:
+            alike = tuple(operand for operand in operands if not operand.along)
+            is_read = any(operand.along for operand in operands)
+            result = self.result(width, () if is_read else alike)
+        self.instructions.append(
+            Instruction(name, (result,), operands, width, self.rows, groups=groups)
+        )
+        if name in _DOTS and chance.random() < 0.5:
+            self.instructions.append(Instruction("tanh", (result,), (result,), size))
+
+
+def draw_matrices(chance: Random) -> Program:
+    """Draw a program of operations on matrices."""
+    drawing = _Matrices(chance)
+    for _ in range(chance.randint(1, 9)):
+        drawing.add_matrix()
+    return drawing.program()

@@ -74,6 +74,7 @@ class CompiledStep:
 
     trace: Trace
     key: tuple[Any, ...] = ()
+    has_matrices: bool = True  # the machine's programs may have operations on matrices
     is_read: bool = False  # the trace was read from the disk
     not_kept: str = ""  # why the trace is not on the disk
     disk_key: str = ""
@@ -144,7 +145,8 @@ class CompiledStep:
         only_saved = frozenset(
             [node for node, index in saved.items() if index not in (output, *states)]
         )
-        lowered = Lowering(graph, self._kinds(), self.states).run(outputs, self._new)
+        lowering = Lowering(graph, self._kinds(), self.states, self.has_matrices)
+        lowered = lowering.run(outputs, self._new)
         return Forward(lowered, output, states, saved, only_saved)
 
     def _backward(self, gradients: Wanted) -> Backward:
@@ -258,7 +260,8 @@ class _BackwardCompiler:
                 reverse, compiled.unchanged, wishes.unchanged
             ).items()
         }
-        lowered = Lowering(self.graph, self.kinds, self._states).run(self.outputs, new)
+        lowering = Lowering(self.graph, self.kinds, self._states, compiled.has_matrices)
+        lowered = lowering.run(self.outputs, new)
         return Backward(
             lowered,
             grad_output=grad_output,

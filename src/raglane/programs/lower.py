@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raglane.programs.graph import Columns, Graph, Node
+from raglane.programs.matrices import Matrices, Matrix, scheduled
 from raglane.programs.program import OPERATIONS, Block, Instruction, Kind, Operand, Program, Weight
 
 _SAME = {"at_least": "max", "at_most": "min", "stop": "copy", "through": "copy"}
@@ -62,10 +63,12 @@ class Lowering:
     graph: Graph
     kinds: dict[int, Kind]
     states: Sequence[int]
+    has_matrices: bool = True
     blocks: list[Block] = field(default_factory=list)
     instructions: list[Instruction] = field(default_factory=list)
     homes: dict[int, tuple[int, int]] = field(default_factory=dict)
     inputs: dict[Kind, list[int]] = field(default_factory=dict)
+    _matrices: dict[int, Matrix] = field(default_factory=dict)
     weights: dict[tuple[int, bool], int] = field(default_factory=dict)
     _together: dict[bytes, int] = field(default_factory=dict)
     _done: set[bytes] = field(default_factory=set)
@@ -81,19 +84,25 @@ class Lowering:
         for index in needed:
             if index in self.kinds and index not in self.homes:
                 self._give(index)
-        operands = [operand for node in nodes.values() for operand in node.operands]
+        operands = [
+            operand
+            for index, node in nodes.items()
+            if index not in self._matrices
+            for operand in node.operands
+        ]
         in_one = [
             operand
-            for node in nodes.values()
-            if node.operation in _WHOLE
+            for index, node in nodes.items()
+            if node.operation in _WHOLE and index not in self._matrices
             for operand in node.operands
         ]
         # Longest first, because others may be parts of it. Other operands are in one block only by
         # chance.
         for columns in (*sorted([*in_one, *outputs, *new], key=len, reverse=True), *operands):
             self._plan(columns, nodes)
-        for index, node in nodes.items():
-            self._emit(index, node)
+        order = scheduled(self.graph, nodes, self._matrices) if self._matrices else nodes
+        for index in order:
+            self._emit(index, nodes[index])
         written = [(self._at_once(columns), len(columns)) for columns in outputs]
         following = [self._next(columns, index) for index, columns in enumerate(new)]
         program = Program(
@@ -150,6 +159,8 @@ class Lowering:
                     nodes[index] = replace(node, operation="fma", operands=fused)
                     del nodes[factor]
                     break
+        if self.has_matrices:
+            self._matrices = Matrices(graph, nodes, readers).found
         return nodes
 
     def _plan(self, columns: Columns, nodes: dict[int, Node]) -> None:
@@ -286,6 +297,9 @@ class Lowering:
         if index not in self.homes:
             self.homes[index] = (self._local(node.width), 0)
         block, start = self.homes[index]
+        if index in self._matrices:
+            self._emit_matrix(self._matrices[index], node, Operand(block, start))
+            return
         if node.operation in _WHOLE:
             self._emit_whole(node, block, start)
             return
@@ -319,6 +333,39 @@ class Lowering:
         if node.operation == "norm":
             results.append(Operand(block, start + node.span))
         self._add(node.operation, tuple(results), operands, node.span, node)
+
+    def _emit_matrix(self, matrix: Matrix, node: Node, result: Operand) -> None:
+        """Add an operation on a matrix; its row sums are summed again for the sum of all."""
+        shape = matrix.shape
+        operands = [
+            self._read_along(matrix, index)
+            for index in range(len(matrix.operands))
+            if matrix.operation != "through" or index == 0
+        ]
+        is_total = matrix.operation == "row_dot" and node.segments == 1
+        if matrix.operation in ("row_dot", "column_dot") and len(operands) == 1:
+            operands.append(Operand(-1, number=1.0))
+        self.instructions.append(
+            Instruction(
+                _SAME.get(matrix.operation, matrix.operation),
+                (Operand(self._local(shape.rows)) if is_total else result,),
+                tuple(operands),
+                shape.rows * shape.columns,
+                shape.rows,
+                groups=shape.groups,
+            )
+        )
+        if is_total:
+            self._add("row_sum", (result,), self.instructions[-1].results, shape.rows)
+
+    def _read_along(self, matrix: Matrix, index: int) -> Operand:
+        columns = matrix.operands[index]
+        along = matrix.along[index]
+        if along == "one":
+            return self._read(columns, True)
+        if along == "":
+            return self._at_once(columns)
+        return self._at_once(matrix.read(index))._replace(along=along)
 
     def _pieces(self, columns: Columns) -> tuple[Columns, list[_ColumnRun]]:
         """Return an operand in few pieces; many are joined first."""
@@ -354,7 +401,10 @@ class Lowering:
         return source
 
 
-_ROWS = ("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "gather", "product")
+_ROWS = (
+    *("row_sum", "row_max", "row_cumsum", "norm", "norm_backward", "row_dot", "column_dot"),
+    *("gather", "product"),
+)
 _EACH = frozenset(OPERATIONS) - frozenset(_ROWS)
 
 
@@ -456,7 +506,8 @@ def _replaced(
     if others or instruction.operation not in _EACH or result.start or instruction.width != width:
         return None
     for operand in instruction.operands:
-        if operand.block < 0 or operand.block == result.block or operand.start or operand.spread:
+        is_whole = not (operand.start or operand.spread or operand.along)
+        if operand.block < 0 or operand.block == result.block or not is_whole:
             continue
         block = program.blocks[operand.block]
         spread = any(

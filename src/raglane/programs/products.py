@@ -16,7 +16,7 @@ from torch import Tensor
 
 from raglane.programs.expressions import Expression
 from raglane.programs.graph import Columns, Graph, Refused
-from raglane.programs.row_counts import FREE, SHIFT, align, free
+from raglane.programs.row_counts import FREE, SHIFT, align, free, order_of
 from raglane.programs.trace import Tracer
 
 # The most numbers that a product of rows with rows has before they are summed.
@@ -173,10 +173,12 @@ def _rows_with_rows(tracer: Tracer, start: Tensor, a: Tensor, b: Tensor) -> Tens
     aligned = align(
         [left.reshape(count, k), right.reshape(count, k), start.reshape(count, 1)], tracer.rows
     )
-    first, second, starts = (
-        Expression(tracer.graph, columns.reshape(-1)) for columns in aligned.columns
-    )
-    totals = ((first * second).sums(len(starts)) + starts).columns
+    flat = [columns.reshape(-1) for columns in aligned.columns]
+    order = order_of(flat[:2])
+    first, second = (Expression(tracer.graph, columns[order]) for columns in flat[:2])
+    products = (first * second)[np.argsort(order)]
+    starts = Expression(tracer.graph, flat[2])
+    totals = (products.sums(len(starts)) + starts).columns
     return tracer.wrap(aligned.marks(totals.reshape(-1, 1)).reshape(groups, m, n), tracer.dtype)
 
 

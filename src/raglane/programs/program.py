@@ -56,12 +56,14 @@ OPERATIONS: dict[str, int] = {
     "norm": 1,
     "norm_backward": 3,
     "row_cumsum": 1,
+    "row_dot": 2,
+    "column_dot": 2,
     "gather": 1,
     "product": 2,
 }
 """The number of operands of every operation by its name. ``w`` is the instruction's ``width``.
 
-Pointwise, on ``w`` columns: ``copy a``; ``neg a``; ``abs a``; ``sign a`` (-1, 0 or 1); ``not a``;
+Pointwise, on ``w`` columns, or on the numbers of a matrix (see :class:`Operand`): ``copy a``; ``neg a``; ``abs a``; ``sign a`` (-1, 0 or 1); ``not a``;
 ``relu a``; ``exp a``; ``expm1 a``; ``log a``; ``log1p a``; ``sqrt a``; ``rsqrt a`` = 1 / sqrt(a);
 ``reciprocal a``; ``sigmoid a``; ``tanh a``; ``erf a``; ``sin a``; ``cos a``; ``floor a``; ``round
 a``, halves to the even; ``add a b``; ``sub a b`` = a - b; ``mul a b``; ``div a b`` = a / b; ``max a
@@ -79,6 +81,11 @@ On rows, each in ``segments`` adjacent parts of ``w / segments`` columns:
 - ``norm_backward g y r``: r * (g - mean(g) - y * mean(g * y)), where y and r are the results of
   ``norm``.
 - ``row_cumsum a``: column j is the sum of the columns of its part up to j, in order.
+- ``row_dot a b``: from two matrices with a row for each part, the sum of ``a * b`` along each row,
+  so ``segments`` columns.
+- ``column_dot a b``: the same along each column, in each of ``groups`` groups of as many rows: ``w /
+  segments`` columns for each group. A sum takes one row after the other, one fused multiply-add at
+  a time.
 - ``gather a``: column j is column ``columns[j]`` of a, counted from where the operand starts.
 - ``product s a``: columns of s + a @ W.T with the weight ``weight``, which is ``(groups, w /
   segments / groups, k)``. A part of ``a`` has ``groups * k`` columns; its g-th k columns give the
@@ -97,12 +104,17 @@ class Block:
 
 
 class Operand(NamedTuple):
-    """Columns of a block, or a number for all rows and columns."""
+    """Columns of a block, or a number for all rows and columns.
+
+    Pointwise operations and dots may also read a matrix with ``segments`` rows along ``rows``, a
+    column for each of its rows, or along ``columns``, a column for each of its columns and groups.
+    """
 
     block: int  # -1 for a number
     start: int = 0
     spread: bool = False  # one column is repeated
     number: float = 0.0
+    along: Literal["", "rows", "columns"] = ""
 
 
 class Weight(NamedTuple):
@@ -129,6 +141,7 @@ class Instruction:
     epsilon: float = 0.0
     weight: int = -1
     columns: tuple[int, ...] = ()  # of ``gather``
+    groups: int = 1  # of as many rows of a matrix, which has ``segments`` rows
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -224,6 +237,8 @@ def _operand(program: Program, names: list[str], operand: Operand, width: int) -
     name = names[operand.block]
     if operand.spread:
         return f"{name}[{operand.start}]"
+    if operand.along:
+        return f"{name}[{operand.start}:] along {operand.along}"
     is_all = operand.start == 0 and program.blocks[operand.block].width == width
     return name if is_all else f"{name}[{operand.start}:{operand.start + width}]"
 
@@ -232,8 +247,9 @@ def _line(program: Program, names: list[str], instruction: Instruction) -> str:
     name = instruction.operation
     width = instruction.width
     segments = instruction.segments
-    reduces = name in ("row_sum", "row_max")
-    target = _operand(program, names, instruction.results[0], segments if reduces else width)
+    written = {"row_sum": segments, "row_max": segments, "row_dot": segments}
+    written["column_dot"] = width // segments * instruction.groups
+    target = _operand(program, names, instruction.results[0], written.get(name, width))
     widths = [width] * len(instruction.operands)
     if name == "product":
         weight = program.weights[instruction.weight]

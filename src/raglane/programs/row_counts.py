@@ -97,6 +97,16 @@ def align(operands: Sequence[Tensor], rows: int) -> Aligned:
     return Aligned(arrays, row_indexes, free_places, count)
 
 
+def order_of(operands: Sequence[Columns]) -> Columns:
+    """Return the order in which an operation computes its results, so that fewer operands are
+    copied: that of the first operand without repetitions, or as they are.
+    """
+    for columns in operands:
+        if len(np.unique(columns)) == len(columns):
+            return np.argsort(columns, kind="stable")
+    return np.arange(len(operands[0]))
+
+
 # Attributes that differ between a stand-in and its tensor, or that a trace does not have.
 _HIDDEN = frozenset(
     "requires_grad grad grad_fn is_leaf _version _base _is_view output_nr retains_grad data_ptr storage untyped_storage"

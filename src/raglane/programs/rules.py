@@ -21,7 +21,7 @@ from raglane.programs.expressions import Expression, sigmoid, stop
 from raglane.programs.formulas import FORMULAS, TRUTHS
 from raglane.programs.graph import DEPENDS, Refused, Result
 from raglane.programs.products import PRODUCTS
-from raglane.programs.row_counts import align, free
+from raglane.programs.row_counts import align, free, order_of
 from raglane.programs.step import Step, default_modes
 from raglane.programs.trace import Trace, Tracer, draws_random_numbers, rows_for
 
@@ -149,12 +149,7 @@ def _pointwise(formula: Callable[..., Expression], is_truth: bool = False) -> Ru
         if not math.prod(shape):
             return tracer.wrap(free(np.empty(0, np.int64)).reshape(shape), dtype)
         aligned = align([mark.expand(shape).reshape(-1, 1) for mark in marks], tracer.rows)
-        # In the order of the first operand: results of permuted numbers need no copy. Repeated
-        # numbers stay apart.
-        first = aligned.columns[0][:, 0]
-        order = np.arange(len(first))
-        if len(np.unique(first)) == len(first):
-            order = np.argsort(first, kind="stable")
+        order = order_of([columns[:, 0] for columns in aligned.columns])
         for name, columns in zip(names, aligned.columns, strict=True):
             arguments[name] = Expression(tracer.graph, columns[order, 0])
         operands = [arguments[index] for index in range(len(args))]

@@ -27,6 +27,7 @@ _pack = struct.Struct("=16q").pack  # the struct raglane_program
 _pack_outer = struct.Struct("=15q").pack  # the struct raglane_outer
 _pack_product = struct.Struct("=24q").pack  # the struct raglane_factors
 _NOWHERE = Operand(-1)
+_SPREADS = {"rows": 2, "columns": 3}  # raglane_spread
 
 
 def run(
@@ -207,6 +208,7 @@ def _numbers_of(program: Program) -> list[int]:
             _bits_of(instruction.epsilon),
             instruction.weight,
             len(instruction.columns),
+            instruction.groups,
         )
         for operands, most in ((instruction.results, 2), (instruction.operands, 3)):
             for operand in (*operands, *[_NOWHERE] * (most - len(operands))):
@@ -233,7 +235,8 @@ def _check_counts(program: Program) -> None:
 
 
 def _fields_of(operand: Operand) -> tuple[int, ...]:
-    return operand.block, operand.start, bool(operand.spread), _bits_of(operand.number)
+    spread = _SPREADS[operand.along] if operand.along else bool(operand.spread)
+    return operand.block, operand.start, spread, _bits_of(operand.number)
 
 
 def _bits_of(number: float) -> int:

@@ -193,18 +193,19 @@ def _compiled(step: Step, device: torch.device, key: Any) -> CompiledStep:
     disk_key = ""
     not_kept = ""
     check = partial(_difference, device)
+    has_matrices = device.type == "cpu"
     if device.type != "cpu":
         step = step.on_host()
     try:
         disk_key = lasting_key(step.facts)
         loaded = stored.load(step, disk_key)
         if loaded is not None:
-            compiled = CompiledStep(loaded, key, is_read=True, disk_key=disk_key)
+            compiled = CompiledStep(loaded, key, has_matrices, is_read=True, disk_key=disk_key)
             if not check(step, compiled):  # a bad file is no reason to refuse a cell
                 return compiled
     except Unkept as error:
         not_kept = error.reason
-    compiled = CompiledStep(trace(step), key, disk_key=disk_key, not_kept=not_kept)
+    compiled = CompiledStep(trace(step), key, has_matrices, disk_key=disk_key, not_kept=not_kept)
     reason = check(step, compiled)
     if reason:
         raise Refused(reason)
