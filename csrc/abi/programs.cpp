@@ -100,10 +100,11 @@ class Decoded {
     code.instructions = reader.number("instructions", 0, most_parts);
     code.outputs = reader.number("outputs", 0, most_parts), code.states = reader.number("states", 0, most_parts);
     columns_ = reader.number("columns", 0, most_columns);
-    int64_t needed = 3 * (code.blocks + code.weights) + 27 * code.instructions + 5 * code.outputs + 4 * code.states;
-    if (reader.left() != needed + columns_)
-      fail("code must be %lld integers after the counts, got %lld", (long long)(needed + columns_),
-           (long long)reader.left());
+    const int64_t counts[] = {code.blocks, code.weights, code.instructions, code.outputs, code.states, columns_};
+    int64_t sizes[] = RAGLANE_CODE_SIZES, needed = 0;
+    for (int part = 0; part < 6; part++) needed += sizes[part] * counts[part];
+    if (reader.left() != needed)
+      fail("code must be %lld integers after the counts, got %lld", (long long)needed, (long long)reader.left());
     blocks_.resize(code.blocks), weights_.resize(code.weights), instructions_.resize(code.instructions);
     outputs_.resize(code.outputs + code.states);
     code.block = blocks_.data(), code.weight = weights_.data();

@@ -237,6 +237,9 @@ enum raglane_operation {
   RAGLANE_OPERATIONS
 };
 
+/* The integers of a block, a weight, an instruction, an output, a state and a gathered column. */
+#define RAGLANE_CODE_SIZES {3, 3, 27, 5, 4, 1}
+
 /* A tensor of a program's call. */
 #define RAGLANE_TENSOR_FIELDS(FIELD)                                                                                 \
   FIELD(void*, data)              /* may be null if it is empty */                                                   \

@@ -24,12 +24,12 @@ inline bool may_share(const Code& code, int64_t local, int64_t other) {
   constexpr int most = 24;
   Read reads[most];
   int count = 0;
-  auto note = [&](const Place& place, int64_t columns, int64_t instruction, bool beside) {
+  auto note = [&](const Place& place, int64_t columns, int64_t instruction, bool each) {
     if (place.block != other) return;
     bool all = columns < 0;
     if (count < most)
       reads[count] = {instruction, all ? 0 : place.start,
-                      all ? code.block[other].width : place.start + columns, beside};
+                      all ? code.block[other].width : place.start + columns, each};
     count++;
   };
   for (int64_t i = 0; i < code.instructions; i++) {

@@ -33,6 +33,12 @@ struct DrawnProgram {
     int64_t from = fits[below(random, 2) ? below(random, (int)fits.size()) : (int64_t)fits.size() - 1];
     place(to, from, below(random, (int)(widths[from] - width + 1)), 0);
   }
+  // The same for a matrix, of which an operand may repeat columns.
+  void operand_of_matrix(std::vector<int64_t>& to, int64_t rows, int64_t columns, int64_t groups) {
+    const int64_t spread = below(random, 4), widths_of[] = {rows * columns, 1, rows, groups * columns};
+    operand(to, widths_of[spread]);
+    if (to[to.size() - 4] >= 0) to[to.size() - 2] = spread;
+  }
   void tensor(int64_t rows, int64_t width, bool is_result, bool is_narrow = false) {
     int64_t dtype = is_narrow ? (int64_t)RAGLANE_BFLOAT16 : call.dtype;
     std::vector<Bytes>& owner = is_result ? results : inputs;
@@ -41,9 +47,12 @@ struct DrawnProgram {
   }
   void instruction() {
     static const int64_t operations[] = {RAGLANE_OF_TANH, RAGLANE_OF_SIGMOID, RAGLANE_OF_ADD, RAGLANE_OF_FMA,
-                                         RAGLANE_OF_NORM, RAGLANE_OF_ROW_MAX, RAGLANE_OF_PRODUCT, RAGLANE_OF_PRODUCT};
-    int64_t operation = operations[below(random, 8)], width = 1 + below(random, 70), segments = 1, weight = -1;
-    int64_t operands = operation == RAGLANE_OF_FMA ? 3 : operation == RAGLANE_OF_ADD ? 2 : 1;
+                                         RAGLANE_OF_NORM, RAGLANE_OF_ROW_MAX, RAGLANE_OF_PRODUCT, RAGLANE_OF_PRODUCT,
+                                         RAGLANE_OF_ROW_DOT, RAGLANE_OF_COLUMN_DOT};
+    int64_t operation = operations[below(random, 10)], width = 1 + below(random, 70), segments = 1, weight = -1;
+    const bool is_dot = operation == RAGLANE_OF_ROW_DOT || operation == RAGLANE_OF_COLUMN_DOT;
+    const bool is_each = operation == RAGLANE_OF_FMA || operation == RAGLANE_OF_ADD;
+    int64_t operands = operation == RAGLANE_OF_FMA ? 3 : is_dot || is_each ? 2 : 1, groups_of_rows = 1, written = width;
     std::vector<int64_t> from;
     if (operation == RAGLANE_OF_PRODUCT) {
       int64_t groups = 1 + below(random, 2), depth = 1 + below(random, 20);
@@ -52,15 +61,23 @@ struct DrawnProgram {
       segments += below(random, 3);
       width *= segments * groups, operands = 2;
       operand(from, width), operand(from, segments * groups * depth);
+      written = width;
+    } else if (is_dot || (is_each && below(random, 2))) {
+      groups_of_rows = 1 + below(random, 3), segments = groups_of_rows * (1 + below(random, 4));
+      const int64_t columns = 1 + below(random, 20);
+      width = segments * columns;
+      for (int64_t i = 0; i < operands; i++) operand_of_matrix(from, segments, columns, groups_of_rows);
+      written = operation == RAGLANE_OF_ROW_DOT ? segments : operation == RAGLANE_OF_COLUMN_DOT ? groups_of_rows * columns : width;
     } else {
       for (int64_t i = 0; i < operands; i++) operand(from, width);
+      if (operation == RAGLANE_OF_ROW_MAX) written = 1;
     }
     for (; operands < 3; operands++) place(from, -1, 0, 0);
     double epsilon = 0.1;
     int64_t bits;
     std::memcpy(&bits, &epsilon, sizeof bits);
-    instructions.insert(instructions.end(), {operation, width, segments, bits, weight, 0});
-    int64_t result = block(RAGLANE_LOCAL, operation == RAGLANE_OF_ROW_MAX ? 1 : width, 0);
+    instructions.insert(instructions.end(), {operation, width, segments, bits, weight, 0, groups_of_rows});
+    int64_t result = block(RAGLANE_LOCAL, written, 0);
     place(instructions, result, 0, 0);
     place(instructions, operation == RAGLANE_OF_NORM ? block(RAGLANE_LOCAL, 1, 0) : -1, 0, 0);
     instructions.insert(instructions.end(), from.begin(), from.end());

@@ -16,14 +16,14 @@ class Program : public Held {
   Program(const Tensor& code, const Tensor& offsets, const std::vector<Tensor>& inputs, const Parts& over, int64_t flags) {
     // Copied, because another thread may write to it.
     const auto* numbers = (const int64_t*)rows(code, Shape(code.numel()), ScalarType::Long);
-    const int64_t size = code.numel(), sizes[] = {3, 3, 26, 5, 4, 1};
+    const int64_t size = code.numel(), sizes[] = RAGLANE_CODE_SIZES;
     code_.assign(numbers, numbers + (numbers ? size : 0));
     int64_t total = 6;
     for (int part = 0; part < 6; total += sizes[part] * code_[part], part++)
       if (code_.at(part) < 0 || code_[part] > size) refuse("a count of a program's code is not from 0 to its size");
     if (total != size) refuse("the size of a program's code must match its counts");
-    const int64_t *blocks = code_.data() + 6, *weights = blocks + 3 * code_[0];
-    const int64_t *instructions = weights + 3 * code_[1], *outputs = instructions + 26 * code_[2];
+    const int64_t *blocks = code_.data() + 6, *weights = blocks + sizes[0] * code_[0];
+    const int64_t *instructions = weights + sizes[1] * code_[1], *outputs = instructions + sizes[2] * code_[2];
 
     dtype = inputs.at(0).scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
     poisons = flags & RAGLANE_POISON, call.flags = flags;

@@ -9,7 +9,7 @@ without storing them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -61,50 +61,53 @@ class Matrices:
         self._nodes = nodes
         self._readers = readers
         self._shapes: dict[int, Shape] = {}
-        self.found: dict[int, Matrix] = {}
-        for index, node in nodes.items():
-            if is_each(node.operation) and node.width >= _LEAST_ROWS * _LEAST_COLUMNS:
-                self._add(index, self._each(node))
+        self.operations: dict[int, Matrix] = {}
+        each = {index: node for index, node in nodes.items() if is_each(node.operation)}
+        for index, node in each.items():
+            self._add(index, self._each(node))
         for index, node in list(nodes.items()):
-            if (
-                node.operation == "row_sum"
-                and len(node.operands[0]) >= _LEAST_ROWS * _LEAST_COLUMNS
-            ):
+            if node.operation == "row_sum":
                 self._add_sum(index, node)
-        for index, node in nodes.items():
+        # Others of the same width are computed with them, row by row.
+        for index, node in each.items():
             shape = self._shapes.get(node.width)
-            if shape is not None and index not in self.found and is_each(node.operation):
+            if shape is not None and index in nodes and index not in self.operations:
                 along = tuple([self._along(columns, shape) or "" for columns in node.operands])
-                self.found[index] = Matrix(node.operation, shape, node.operands, along)
+                self.operations[index] = Matrix(node.operation, shape, node.operands, along)
 
     def _add(self, index: int, matrix: Matrix | None) -> None:
         if matrix is None:
             return
-        self.found[index] = matrix
+        self.operations[index] = matrix
         shape = matrix.shape
         self._shapes.setdefault(shape.rows * shape.columns, shape._replace(groups=1))
 
     def _add_sum(self, index: int, node: Node) -> None:
         """Add a sum, with the product of which it is the sum if nothing else reads that."""
-        graph = self._graph
         (columns,) = node.operands
-        inner = graph.node_of(columns[0])
+        inner = self._graph.node_of(columns[0])
+        factors = self._factors(columns, inner)
+        matrix = None if factors is None else self._sum(node.segments, factors)
+        if matrix is None:
+            self._add(index, self._sum(node.segments, node.operands))
+            return
+        self._add(index, matrix)
+        self.operations.pop(inner, None)
+        del self._nodes[inner]
+
+    def _factors(self, columns: Columns, inner: int) -> tuple[Columns, ...] | None:
+        """Return the factors of the products that are summed, if nothing else reads them."""
         product = self._nodes.get(inner)
-        if product is not None and product.operation == "mul" and self._readers[inner] == 1:
-            picked = columns - graph.starts[inner]
-            if bool(((picked >= 0) & (picked < product.width)).all()):
-                factors = tuple([operand[picked] for operand in product.operands])
-                matrix = self._sum(node.segments, factors)
-                if matrix is not None:
-                    self._add(index, matrix)
-                    self.found.pop(inner, None)
-                    del self._nodes[inner]
-                    return
-        self._add(index, self._sum(node.segments, node.operands))
+        if product is None or product.operation != "mul" or self._readers[inner] != 1:
+            return None
+        picked = columns - self._graph.starts[inner]
+        if bool((picked < 0).any() or (picked >= product.width).any()):
+            return None
+        return tuple([operand[picked] for operand in product.operands])
 
     def _each(self, node: Node) -> Matrix | None:
         """Return a pointwise operation of which an operand is repeated."""
-        shape = _shape(node.operands)
+        shape = _shape(node.operands) if node.width >= _LEAST_ROWS * _LEAST_COLUMNS else None
         if shape is None:
             return None
         along = tuple([self._along(columns, shape) or "" for columns in node.operands])
@@ -120,18 +123,25 @@ class Matrices:
     def _sum(self, segments: int, factors: tuple[Columns, ...]) -> Matrix | None:
         """Return the sums of products along the rows or the columns of a matrix; None for others."""
         count = len(factors[0])
-        part = count // segments
-        shape = _shape(factors)
-        known = self._shapes.get(count)
-        if shape is None and known is not None and segments == 1:
-            shape = known  # the sums of its rows are summed again
-        elif shape is None or (shape.rows, shape.columns) != (segments, part):
-            shape = Shape(segments, part)
-        is_matrix = known is not None or shape.groups > 1 or self._repeats(factors, shape)
+        if count < _LEAST_ROWS * _LEAST_COLUMNS:
+            return None
+        shape = self._shape_of_sums(segments, factors)
+        is_matrix = count in self._shapes or self._repeats(factors, shape)
         along = tuple([self._along(columns, shape) for columns in factors])
         if is_matrix and None not in along and shape.columns >= _LEAST_COLUMNS:
             return Matrix("row_dot", shape, factors, along)  # type: ignore[arg-type]
-        return self._down(factors, part)
+        return self._down(factors, count // segments)
+
+    def _shape_of_sums(self, segments: int, factors: tuple[Columns, ...]) -> Shape:
+        """Return the shape whose rows are summed: for the sum of all those of the others, which are
+        summed again.
+        """
+        count = len(factors[0])
+        shape = _shape(factors)
+        if shape is None and segments == 1 and count in self._shapes:
+            return self._shapes[count]
+        by_row = Shape(segments, count // segments)
+        return shape if shape is not None and shape[:2] == by_row[:2] else by_row
 
     def _down(self, factors: tuple[Columns, ...], part: int) -> Matrix | None:
         """Return sums along the columns of matrices whose rows are adjacent."""
@@ -177,61 +187,94 @@ def is_each(operation: str) -> bool:
     return operation not in _NOT_EACH
 
 
-def scheduled(graph: Graph, nodes: dict[int, Node], found: dict[int, Matrix]) -> list[int]:
+def order_repeated(graph: Graph, nodes: dict[int, Node], results: Sequence[Columns]) -> None:
+    """Compute the numbers of operands that are all repeated, such as an outer product, in the one
+    order in which others read them.
+    """
+    readers: dict[int, list[tuple[int, int]]] = {}
+    for index, node in nodes.items():
+        for position, columns in enumerate(node.operands):
+            for read in np.unique(graph.nodes_of(columns)).tolist():
+                readers.setdefault(read, []).append((index, position))
+    for columns in results:
+        for read in np.unique(graph.nodes_of(columns)).tolist():
+            readers.pop(read, None)
+    for index, node in reversed(nodes.items()):
+        if index not in readers or not all(map(_is_repeated, node.operands)):
+            continue
+        reads = [nodes[reader].operands[position] for reader, position in readers[index]]
+        order = _order(reads, graph.columns(index)) if is_each(node.operation) else None
+        if order is None:
+            continue
+        nodes[index] = replace(node, operands=tuple([columns[order] for columns in node.operands]))
+        for reader, position in readers[index]:
+            operands = list(nodes[reader].operands)
+            operands[position] = graph.columns(index)
+            nodes[reader] = replace(nodes[reader], operands=tuple(operands))
+
+
+def _order(reads: Sequence[Columns], columns: Columns) -> Columns | None:
+    """Return the order in which all columns are read, if it is one, and another than their own."""
+    first = reads[0]
+    if any(not np.array_equal(read, first) for read in reads) or np.array_equal(first, columns):
+        return None
+    return first - columns[0] if np.array_equal(np.sort(first), columns) else None
+
+
+def _is_repeated(columns: Columns) -> bool:
+    return len(columns) >= _LEAST_ROWS * _LEAST_COLUMNS and (
+        len(np.unique(columns)) <= len(columns) // _LEAST_ROWS
+    )
+
+
+def scheduled(graph: Graph, nodes: dict[int, Node], matrices: dict[int, Matrix]) -> list[int]:
     """Return an order of the nodes in which those on matrices of one shape are adjacent, as far as
     they read only the same row of each other's results.
     """
-    operands = {
-        index: found[index].operands if index in found else node.operands
-        for index, node in nodes.items()
-    }
     behind = {
-        index: {
-            int(other)
-            for columns in read
-            for other in np.unique(graph.nodes_of(columns))
-            if int(other) in nodes
-        }
-        for index, read in operands.items()
+        index: _nodes_behind(graph, matrices.get(index, node).operands) & nodes.keys()
+        for index, node in nodes.items()
     }
     left = list(nodes)
     order: list[int] = []
-    done: set[int] = set()
     while left:
-        for index in [*left]:
-            if index not in found and behind[index] <= done:
+        done = set(order)
+        for index in left:
+            if index not in matrices and behind[index] <= done:
                 order.append(index)
                 done.add(index)
         left = [index for index in left if index not in done]
         first = next((index for index in left if behind[index] <= done), None)
-        if first is None:
-            continue
         walk: set[int] = set()
-        for index in left:
-            if index in found and _may_join(graph, index, first, found, behind[index] - done, walk):
+        for index in left if first is not None and first in matrices else ():
+            if _may_join(graph, index, first, matrices, behind[index] - done, walk):
                 walk.add(index)
                 order.append(index)
-        done |= walk
-        left = [index for index in left if index not in done]
+        left = [index for index in left if index not in walk]
     return order
+
+
+def _nodes_behind(graph: Graph, operands: Sequence[Columns]) -> set[int]:
+    return {node for columns in operands for node in np.unique(graph.nodes_of(columns)).tolist()}
 
 
 def _may_join(
     graph: Graph,
     index: int,
-    first: int,
-    found: dict[int, Matrix],
+    first: int | None,
+    matrices: dict[int, Matrix],
     open_nodes: set[int],
     walk: set[int],
 ) -> bool:
     """Return True if an operation may be computed row by row with those of a walk."""
-    matrix = found[index]
-    if matrix.shape[:2] != found[first].shape[:2] or not open_nodes <= walk:
+    matrix = matrices.get(index)
+    if first is None or matrix is None or not open_nodes <= walk:
+        return False
+    if matrix.shape[:2] != matrices[first].shape[:2]:
         return False
     for position, along in enumerate(matrix.along):
-        read = {int(node) for node in np.unique(graph.nodes_of(matrix.operands[position]))}
-        for other in read & open_nodes:
-            operation = found[other].operation
+        for other in _nodes_behind(graph, [matrix.operands[position]]) & open_nodes:
+            operation = matrices[other].operation
             is_row = operation == "row_dot" and along == "rows"
             is_whole = along == "" and operation not in ("row_dot", "column_dot")
             if not is_row and not is_whole:

@@ -63,7 +63,8 @@ OPERATIONS: dict[str, int] = {
 }
 """The number of operands of every operation by its name. ``w`` is the instruction's ``width``.
 
-Pointwise, on ``w`` columns, or on the numbers of a matrix (see :class:`Operand`): ``copy a``; ``neg a``; ``abs a``; ``sign a`` (-1, 0 or 1); ``not a``;
+Pointwise, on ``w`` columns, or on the numbers of a matrix (see :class:`Operand`): ``copy a``;
+``neg a``; ``abs a``; ``sign a`` (-1, 0 or 1); ``not a``;
 ``relu a``; ``exp a``; ``expm1 a``; ``log a``; ``log1p a``; ``sqrt a``; ``rsqrt a`` = 1 / sqrt(a);
 ``reciprocal a``; ``sigmoid a``; ``tanh a``; ``erf a``; ``sin a``; ``cos a``; ``floor a``; ``round
 a``, halves to the even; ``add a b``; ``sub a b`` = a - b; ``mul a b``; ``div a b`` = a / b; ``max a
