@@ -111,8 +111,7 @@ def _replaced(
     if others or instruction.operation not in _EACH or result.start or instruction.width != width:
         return None
     for operand in instruction.operands:
-        is_whole = not (operand.start or operand.spread or operand.along)
-        if operand.block < 0 or operand.block == result.block or not is_whole:
+        if operand.block < 0 or operand.block == result.block or not _is_whole(operand):
             continue
         block = program.blocks[operand.block]
         spread = any(
@@ -126,3 +125,8 @@ def _replaced(
         ):
             return operand.block
     return None
+
+
+def _is_whole(operand: Operand) -> bool:
+    """Return True for an operand that reads its block from the first column on, each once."""
+    return not (operand.start or operand.spread or operand.along)

@@ -85,22 +85,7 @@ class Lowering:
         for index in needed:
             if index in self.kinds and index not in self.homes:
                 self._give(index)
-        operands = [
-            operand
-            for index, node in nodes.items()
-            if index not in self._matrices
-            for operand in node.operands
-        ]
-        in_one = [
-            operand
-            for index, node in nodes.items()
-            if node.operation in _WHOLE and index not in self._matrices
-            for operand in node.operands
-        ]
-        # Longest first, because others may be parts of it. Other operands are in one block only by
-        # chance.
-        for columns in (*sorted([*in_one, *outputs, *new], key=len, reverse=True), *operands):
-            self._plan(columns, nodes)
+        self._plan_all(nodes, [*outputs, *new])
         order = scheduled(self.graph, nodes, self._matrices) if self._matrices else nodes
         for index in order:
             self._emit(index, nodes[index])
@@ -115,6 +100,25 @@ class Lowering:
         )
         inputs = {kind: tuple(nodes) for kind, nodes in self.inputs.items()}
         return Lowered(allocate(program), inputs, tuple(self.weights))
+
+    def _plan_all(self, nodes: dict[int, Node], results: list[Columns]) -> None:
+        """Choose the blocks of operands and results that have several pieces."""
+        operands = [
+            operand
+            for index, node in nodes.items()
+            if index not in self._matrices
+            for operand in node.operands
+        ]
+        in_one = [
+            operand
+            for index, node in nodes.items()
+            if node.operation in _WHOLE and index not in self._matrices
+            for operand in node.operands
+        ]
+        # Longest first, because others may be parts of it. Other operands are in one block only by
+        # chance.
+        for columns in (*sorted([*in_one, *results], key=len, reverse=True), *operands):
+            self._plan(columns, nodes)
 
     def _shape(self, index: int, is_transposed: bool) -> Weight:
         groups, rows, depth = self.graph.weights[index]
