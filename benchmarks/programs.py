@@ -90,6 +90,49 @@ class Perceptron(nn.Module):
         return state, state
 
 
+class FastWeights(nn.Module):
+    """A cell whose state is a matrix, to which each step adds an outer product."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.output_size = hidden_size // 4
+        self.input_size, self.hidden_size = input_size, self.output_size**2
+        self.linear = nn.Linear(input_size, 3 * self.output_size + 1)
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step."""
+        size = self.output_size
+        query, key, value, decay = self.linear(x_t).split([size, size, size, 1], 1)
+        memory = state.unflatten(1, (size, size)) * decay.sigmoid().unsqueeze(2)
+        memory = memory + value.unsqueeze(2) * key.unsqueeze(1)
+        return torch.bmm(memory, query.unsqueeze(2)).squeeze(2), memory.flatten(1)
+
+
+class Slots(nn.Module):
+    """A cell that reads a memory of 32 slots by attention, and writes where it reads."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__()
+        self.output_size = hidden_size // 4
+        self.input_size, self.hidden_size = input_size, 32 * self.output_size
+        self.linear = nn.Linear(input_size, 3 * self.output_size)
+
+    def step(self, x_t: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One step."""
+        query, erased, added = self.linear(x_t).chunk(3, 1)
+        memory = state.unflatten(1, (32, self.output_size))
+        scores = torch.einsum("bsd,bd->bs", memory, query) * self.output_size**-0.5
+        weights = scores.softmax(1).unsqueeze(2)
+        read = (weights * memory).sum(1)
+        memory = memory * (1 - weights * erased.sigmoid().unsqueeze(1))
+        return read, (memory + weights * added.tanh().unsqueeze(1)).flatten(1)
+
+
+def _of_matrices(cell: Any, input_size: int, hidden_size: int) -> Any:
+    """Return a layer whose state is a matrix: 32 or 64 columns for 128 or 256 units."""
+    return rl.nn.Recurrent(cell(input_size, hidden_size))
+
+
 LAYERS: dict[str, tuple[Callable[..., Any], tuple[float, float]]] = {
     "LayerNormLSTM": (rl.nn.LayerNormLSTM, (4, 3)),
     "LayerNormGRU": (rl.nn.LayerNormGRU, (4, 3)),
@@ -103,6 +146,8 @@ LAYERS: dict[str, tuple[Callable[..., Any], tuple[float, float]]] = {
     "Leaky": (partial(rl.nn.Recurrent, Leaky), (4, 0)),
     "MLP with layer norm": (partial(rl.nn.Recurrent, Perceptron), (4, 0)),
     "SLSTM": (rl.nn.SLSTM, (4, 0)),
+    "fast weights": (partial(_of_matrices, FastWeights), (5, 5)),
+    "slots": (partial(_of_matrices, Slots), (5, 5)),
 }
 """Functions that make a layer from its sizes, with the speed-up to reach for 128 and for 256
 units."""

@@ -52,14 +52,17 @@ void each(const Operation<A>& operation, A* const* rows, int first, int count, i
   const int64_t rows_each = operation.is_flat ? end - begin : 1;
   for (int lane = first; lane < first + count; lane++)
   for (int64_t row = begin; row < end; row += rows_each) {
-    const int64_t group = operation.group == operation.segments ? 0 : row / operation.group;
-    A* to = matrix_row(operation.to[0], rows, lane, row, group, begin);
+    // Other instructions have one row, and this would take a tenth of their time.
+    const bool is_matrix = operation.is_matrix;
+    const int64_t group = is_matrix && operation.group != operation.segments ? row / operation.group : 0;
+    A* to = is_matrix ? matrix_row(operation.to[0], rows, lane, row, group, begin) : row_of(operation.to[0], rows, lane);
     alignas(64) A splats[OPERANDS][width];
     const A* from[3] = {};
     int64_t step[3] = {};
 #pragma GCC unroll 3
     for (int o = 0; o < OPERANDS; o++) {
-      from[o] = matrix_row(operation.from[o], rows, lane, row, group, begin), step[o] = operation.from[o].step;
+      from[o] = is_matrix ? matrix_row(operation.from[o], rows, lane, row, group, begin) : row_of(operation.from[o], rows, lane);
+      step[o] = operation.from[o].step;
       if (step[o] == 0) store(splats[o], splat_at(from[o])), from[o] = splats[o];
     }
     int64_t i = 0;
