@@ -29,13 +29,18 @@ from raglane._utils.messages import warn_caller
 from raglane._utils.tracing import constant_when_traced, refuse_jit_trace
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 21
+ABI = 22
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
 # int8 is the dtype of weights in calls whose tensors are float32.
 _NUMBERS = {**DTYPES, torch.int8: 3}
-_FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2, "expm1": 3, "log": 4, "log1p": 5, "erf": 6}
+_FUNCTIONS = {
+    name: number
+    for number, name in enumerate(
+        ("exp", "tanh", "sigmoid", "expm1", "log", "log1p", "erf", "sqrt")
+    )
+}
 OK = 0
 BAD_ARGUMENT = 1
 """Statuses of ``raglane.h``: that of a call that ran, and that of a refused one."""
