@@ -133,16 +133,16 @@ class Table(Way):
         written = Columns(self, self._width, sizes)
         self._width += written.count
         firsts = [columns.first for columns in inputs]
-        places = [-1 if part is None else len(self._parts) for part in (weight, bias)]
+        indices = [-1 if part is None else len(self._parts) for part in (weight, bias)]
         if bias is not None and weight is not None:
-            places[1] += 1
+            indices[1] += 1
         self._parts += [part for part in (weight, bias) if part is not None]
-        place = -1
+        index = -1
         if state is not None:
-            place = next(i for i, each in enumerate(self._states) if each is state)
+            index = next(i for i, each in enumerate(self._states) if each is state)
         self._code += [_KIND[kind], option, written.count, *heads, written.first, *firsts]
         self._code += [0] * (BLOCK_WORDS - 10 - len(firsts))
-        self._code += [*places, place]
+        self._code += [*indices, index]
         self._limits += limits
         return written
 
