@@ -25,7 +25,7 @@ from raglane.kernels.cpu.prepared import PreparedProgram
 from raglane.kernels.cpu.steps import MambaStep, can_step, run_block
 from raglane.native import missing_kernels
 from raglane.nn.mixers import block as of_blocks
-from raglane.nn.mixers import table
+from raglane.nn.mixers import step_table
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.serve import Engine
 
@@ -346,7 +346,7 @@ def test_a_step_of_a_block_is_one_call(
     )
     expected, end = layer(rl.Ragged(list(values)), state)
     used: list[int] = []
-    monkeypatch.setattr(table, "run_block", _noting(run_block, used))
+    monkeypatch.setattr(step_table, "run_block", _noting(run_block, used))
     after = state
     for step in range(4):
         kept = tuple([each.clone() for each in after])

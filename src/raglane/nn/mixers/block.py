@@ -16,7 +16,7 @@ from raglane.kernels import dispatch
 from raglane.kernels.cpu.layer import offsets_of_steps
 from raglane.kernels.cpu.steps import can_step, has_bits_of_sequences
 from raglane.nn.mixers.plain import has_hooks
-from raglane.nn.mixers.table import NotRecordedError, Table
+from raglane.nn.mixers.step_table import NotRecordedError, StepTable
 from raglane.nn.mixers.ways import STEPS, Way, Whole
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.stack import Options
@@ -39,7 +39,7 @@ class Placed(TypedDict):
     dtype: torch.dtype | None
 
 
-class Block(nn.Module):
+class RecurrentBlock(nn.Module):
     """A cell of projections, a convolution and a linear recurrence.
 
     ``state_sizes`` are those of its states. With ``residual``, a block adds its input to its output,
@@ -105,7 +105,7 @@ class Block(nn.Module):
         """Run one step by one call of the kernels, with the bits of whole sequences; None if that is
         not possible.
         """
-        table = Table(x, states)
+        table = StepTable(x, states)
         try:
             output, _ = self._added(table.input(), states, table)
         except NotRecordedError:
@@ -118,7 +118,7 @@ class BlockLayer(Recurrent):
 
     def __init__(
         self,
-        make: Callable[..., Block],
+        make: Callable[..., RecurrentBlock],
         input_size: int,
         hidden_size: int,
         num_layers: int,
@@ -127,9 +127,9 @@ class BlockLayer(Recurrent):
     ) -> None:
         check_dtype(placed["dtype"])
         directions = 2 if options.get("bidirectional") else 1
-        blocks: list[Block] = []
+        blocks: list[RecurrentBlock] = []
 
-        def block(width: int, size: int) -> Block:
+        def block(width: int, size: int) -> RecurrentBlock:
             blocks.append(make(width, size, **placed))
             if len(blocks) > directions and width == size:
                 blocks[-1].residual_norm = nn.RMSNorm(size, 1e-5, **placed)

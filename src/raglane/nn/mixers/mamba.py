@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from raglane._utils.checks import check_count, check_flag
 from raglane.kernels.cpu.steps import MambaStep
 from raglane.nn.mixers.block import (
-    Block,
     BlockLayer,
     LayerOptions,
     Placed,
+    RecurrentBlock,
     States,
     convolution,
     draw_step_bias,
@@ -23,7 +23,7 @@ from raglane.nn.mixers.plain import are_products
 from raglane.nn.mixers.ways import Scan, Way, wide
 
 
-class MambaBlock(Block):
+class MambaBlock(RecurrentBlock):
     """See :class:`Mamba`."""
 
     def __init__(

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from raglane.kernels.cpu.steps import BLOCK_WORDS, run_block
 from raglane.nn.mixers.plain import are_products
-from raglane.nn.mixers.rows import softplus
-from raglane.nn.mixers.ways import Attention, Decay, Scan, Way, least_step
+from raglane.nn.mixers.row_functions import softplus
+from raglane.nn.mixers.ways import AttentionArguments, Decay, Scan, Way, least_step
 
 # In the order of raglane_row_kind and raglane_row_function.
 _KINDS = ("product", "convolve", "function", "add", "multiply", "norm", "attend", "decay")
@@ -28,12 +28,12 @@ class NotRecordedError(Exception):
     """A block does more than the operations of the kernels."""
 
 
-class Columns:
+class TableColumns:
     """Adjacent columns of a table, in place of a tensor ``(B, *sizes)``."""
 
     __slots__ = ("dtype", "first", "sizes", "table")
 
-    def __init__(self, table: Table, first: int, sizes: tuple[int, ...]) -> None:
+    def __init__(self, table: StepTable, first: int, sizes: tuple[int, ...]) -> None:
         self.table = table
         self.first = first
         self.sizes = sizes
@@ -49,47 +49,47 @@ class Columns:
         """The number of columns."""
         return math.prod(self.sizes)
 
-    def to(self, dtype: torch.dtype) -> Columns:
+    def to(self, dtype: torch.dtype) -> TableColumns:
         """Return the columns, which have this dtype."""
         if dtype is not self.dtype:
             raise NotRecordedError
         return self
 
-    def split(self, sizes: list[int], dim: int) -> list[Columns]:
+    def split(self, sizes: list[int], dim: int) -> list[TableColumns]:
         """See :meth:`torch.Tensor.split`."""
         parts = []
         first = self.first
         for size in sizes:
-            parts.append(Columns(self.table, first, (size,)))
+            parts.append(TableColumns(self.table, first, (size,)))
             first += size
         if dim != 1 or len(self.sizes) > 1:
             raise NotRecordedError
         return parts
 
-    def unflatten(self, dim: int, sizes: tuple[int, int]) -> Columns:
+    def unflatten(self, dim: int, sizes: tuple[int, int]) -> TableColumns:
         """See :meth:`torch.Tensor.unflatten`."""
         if dim != 1 or len(self.sizes) > 1:
             raise NotRecordedError
-        return Columns(self.table, self.first, (sizes[0], self.count // sizes[0]))
+        return TableColumns(self.table, self.first, (sizes[0], self.count // sizes[0]))
 
-    def flatten(self, dim: int) -> Columns:
+    def flatten(self, dim: int) -> TableColumns:
         """See :meth:`torch.Tensor.flatten`."""
         if dim != 1:
             raise NotRecordedError
-        return Columns(self.table, self.first, (self.count,))
+        return TableColumns(self.table, self.first, (self.count,))
 
-    def clamp(self, least: float, most: float) -> Columns:
+    def clamp(self, least: float, most: float) -> TableColumns:
         """See :meth:`torch.Tensor.clamp`."""
         return self.table.function("clamp", self, least, most)
 
-    def __add__(self, other: Columns) -> Columns:
+    def __add__(self, other: TableColumns) -> TableColumns:
         return self.table.combined("add", self, other)
 
-    def __mul__(self, other: Columns) -> Columns:
+    def __mul__(self, other: TableColumns) -> TableColumns:
         return self.table.combined("multiply", self, other)
 
 
-class Table(Way):
+class StepTable(Way):
     """The table of a step, and the operations on it."""
 
     def __init__(self, x: Tensor, states: tuple[Tensor, ...]) -> None:
@@ -103,7 +103,7 @@ class Table(Way):
 
     def input(self) -> Any:
         """Return the columns of the input."""
-        return Columns(self, 0, (self._width,))
+        return TableColumns(self, 0, (self._width,))
 
     def run(self, output: Any) -> tuple[Tensor, tuple[Tensor, ...]] | None:
         """Run the operations; return the values of the columns and the states after the step, or None
@@ -130,7 +130,7 @@ class Table(Way):
 
         ``heads``: parts, size and extent of the operation.
         """
-        written = Columns(self, self._width, sizes)
+        written = TableColumns(self, self._width, sizes)
         self._width += written.count
         firsts = [columns.first for columns in inputs]
         indices = [-1 if part is None else len(self._parts) for part in (weight, bias)]
@@ -202,7 +202,7 @@ class Table(Way):
         raise NotRecordedError
 
     def attend(
-        self, parts: Attention, states: tuple[Tensor, ...]
+        self, parts: AttentionArguments, states: tuple[Tensor, ...]
     ) -> tuple[Any, tuple[Tensor, ...]]:
         """See :class:`Way`."""
         *_, scale, delta, eps = parts
