@@ -54,6 +54,8 @@ RAGLANE_ADD_FIELDS(raglane_selective_scan, RAGLANE_SELECTIVE_SCAN_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_attention, RAGLANE_ATTENTION_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_mamba_step, RAGLANE_MAMBA_STEP_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_attention_step, RAGLANE_ATTENTION_STEP_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_row_operation, RAGLANE_ROW_OPERATION_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_block_step, RAGLANE_BLOCK_STEP_FIELDS)
 
 template <class Struct> std::string described(const char* name) {
   std::string text = std::string(name) + " " + std::to_string(sizeof(Struct)) + "\n";
@@ -73,7 +75,9 @@ extern "C" const char* raglane_fields(int32_t number) try {
       described<raglane_selective_scan>("raglane_selective_scan"),
       described<raglane_attention>("raglane_attention"),
       described<raglane_mamba_step>("raglane_mamba_step"),
-      described<raglane_attention_step>("raglane_attention_step"), described<raglane_cell_facts>("raglane_cell_facts")};
+      described<raglane_attention_step>("raglane_attention_step"),
+      described<raglane_row_operation>("raglane_row_operation"),
+      described<raglane_block_step>("raglane_block_step"), described<raglane_cell_facts>("raglane_cell_facts")};
   return number >= 0 && number < (int32_t)std::size(all) ? all[number].c_str() : nullptr;
 } catch (...) {
   return nullptr;  // no memory

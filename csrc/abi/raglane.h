@@ -54,7 +54,8 @@ enum raglane_function {
   RAGLANE_EXPM1 = 3,
   RAGLANE_LOG = 4,
   RAGLANE_LOG1P = 5,
-  RAGLANE_ERF = 6
+  RAGLANE_ERF = 6,
+  RAGLANE_SQRT = 7
 };
 
 /* Division of the work, for tests. Results are bit-identical with any flags; with 0 the kernel chooses. */

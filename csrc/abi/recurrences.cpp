@@ -69,12 +69,16 @@ template <class Call> void check_sizes_of_heads(const Call& call) {
     fail("heads must be a multiple of key_heads, %lld, got %lld", (long long)call.key_heads, (long long)call.heads);
 }
 
-template <class Call> void check_step(const Call& call) {
+template <class Call> void check_head_of_step(const Call& call) {
   if (call.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)call.abi);
   if (call.dtype != RAGLANE_FLOAT32 && call.dtype != RAGLANE_FLOAT64)
     fail("dtype must be RAGLANE_FLOAT32 or RAGLANE_FLOAT64, got %lld", (long long)call.dtype);
   at_least("rows", call.rows, 0);
   if (call.rows > most_width) fail("rows must be at most %lld, got %lld", (long long)most_width, (long long)call.rows);
+}
+
+template <class Call> void check_step(const Call& call) {
+  check_head_of_step(call);
   check_size("taps", call.taps);
   at_least("kept", call.kept, call.taps - 1);
   if (call.kept > most_width) fail("kept must be at most %lld, got %lld", (long long)most_width, (long long)call.kept);
@@ -116,6 +120,77 @@ void check(const raglane_attention_step& call) {
          (long long)call.norm_groups, (long long)call.norm_size);
   present("dt_bias", call.dt_bias), present("A", call.A), present("norm", call.norm);
   if (call.rows > 0) present("mixed", call.mixed), present("dt", call.dt), present("gate", call.gate);
+}
+
+struct Columns {
+  const raglane_block_step& call;
+
+  // Columns of the table that an operation reads or writes.
+  void within(const char* name, int64_t first, int64_t count) const {
+    if (first < 0 || first > call.columns - count)
+      fail("%s must be from 0 to %lld, got %lld", name, (long long)(call.columns - count), (long long)first);
+  }
+  void written(const raglane_row_operation& o, const void* state, const void* next) const {
+    if (o.count < 1 || call.rows == 0) return;
+    present("state", state), present("next", next);
+    if (state == next) fail("next must be other memory than state, got the same");
+  }
+
+  void check(const raglane_row_operation& o) const {
+    for (int64_t size : {o.count, o.parts, o.size, o.extent}) check_size("count, parts, size and extent", size);
+    within("to", o.to, o.count);
+    switch (o.kind) {
+      case RAGLANE_ROW_PRODUCT:
+        if (o.count % o.parts) fail("count must be a multiple of parts, %lld, got %lld", (long long)o.parts, (long long)o.count);
+        within("a", o.a, o.parts * o.size);
+        return present("weight", o.weight);
+      case RAGLANE_ROW_CONVOLVE:
+        within("a", o.a, o.count);
+        present("weight", o.weight);
+        return o.size > 1 ? written(o, o.state, o.next) : void();
+      case RAGLANE_ROW_FUNCTION:
+        if (o.option < 0 || o.option > RAGLANE_ROW_CAP) fail("option must be a function, got %lld", (long long)o.option);
+        return within("a", o.a, o.count);
+      case RAGLANE_ROW_ADD:
+      case RAGLANE_ROW_MULTIPLY:
+        if (o.weight && o.count % o.size) fail("count must be a multiple of size, %lld, got %lld", (long long)o.size, (long long)o.count);
+        if (!o.weight) within("b", o.b, o.count);
+        return within("a", o.a, o.count);
+      case RAGLANE_ROW_NORM:
+        if (o.count != o.parts * o.size) fail("count must be parts times size, got %lld", (long long)o.count);
+        return within("a", o.a, o.count);
+      case RAGLANE_ROW_ATTEND:
+        if (o.extent % o.parts || o.count % o.extent)
+          fail("parts must divide extent, and extent must divide count, got %lld, %lld and %lld", (long long)o.parts,
+               (long long)o.extent, (long long)o.count);
+        within("a", o.a, o.parts * o.size), within("b", o.b, o.parts * o.size), within("c", o.c, o.count);
+        within("d", o.d, o.extent), within("e", o.e, o.extent);
+        written(o, o.state, o.next);
+        if (o.option != 2) return;
+        written(o, o.second, o.next_second);
+        return written(o, o.third, o.next_third);
+      case RAGLANE_ROW_DECAY:
+        within("a", o.a, o.count), within("b", o.b, o.count), within("c", o.c, o.count);
+        present("weight", o.weight);
+        written(o, o.state, o.next);
+        return written(o, o.second, o.next_second);
+    }
+    fail("kind must be a raglane_row_kind, got %lld", (long long)o.kind);
+  }
+};
+
+void check(const raglane_block_step& call) {
+  check_head_of_step(call);
+  check_size("inputs", call.inputs);
+  check_size("outputs", call.outputs);
+  check_size("columns", call.columns);
+  at_least("operations", call.operations, 0);
+  const Columns columns{call};
+  columns.within("inputs", 0, call.inputs);
+  columns.within("first", call.first, call.outputs);
+  if (call.operations > 0) present("list", call.list);
+  for (int64_t i = 0; i < call.operations; i++) columns.check(call.list[i]);
+  if (call.rows > 0) present("x", call.x), present("output", call.output);
 }
 
 void check(const raglane_attention& call, bool backward) {
@@ -205,6 +280,15 @@ int32_t raglane_step_attention(const raglane_attention_step* step, char* message
     const raglane_attention_step mine = *step;
     check(mine);
     return kernels_of(mine.isa, mine.dtype).step_attention(mine);
+  });
+}
+
+int32_t raglane_step_block(const raglane_block_step* step, char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("step", step);
+    const raglane_block_step mine = *step;
+    check(mine);
+    return kernels_of(mine.isa, mine.dtype).step_block(mine);
   });
 }
 

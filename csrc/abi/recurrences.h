@@ -158,4 +158,52 @@ RAGLANE_EXPORT int32_t raglane_step_mamba(const raglane_mamba_step* step, char* 
 typedef struct raglane_attention_step { RAGLANE_ATTENTION_STEP_FIELDS(RAGLANE_FIELD) } raglane_attention_step;
 RAGLANE_EXPORT int32_t raglane_step_attention(const raglane_attention_step* step, char* message, int64_t size);
 
+/* One step of a block for each of B rows, as a list of operations on the columns of a table in scratch, in float or double.
+ * The table begins with the input; each operation writes `count` columns from `to` on, and reads those from a to e on. A row
+ * has the bits of a sequence in whole calls: sums of products are in the order of columns.
+ *   product     of a, `parts` groups of `size` columns, and weights (parts, count / parts, size), with option 1 (parts, size,
+ *               count / parts); + bias (count) or null
+ *   convolve    weight (count, size) * (the inputs before and a) + bias (count) or null; state (B, size - 1, count), oldest
+ *               first
+ *   function    of a, by its option; see below
+ *   add, multiply  of a and b, or of a and weight (size), which repeats
+ *   norm        of parts of `size` columns of a, by option: 0 x / sqrt(mean of x^2 + low), 1 x / sqrt(sum of x^2 + low), 2 x
+ *               minus the mean
+ *   attend      linear attention of q, k, v, log_decay and gain in a to e, with option 1 delta, with 2 log_gain in e; parts
+ *               key heads and `extent` heads, keys of `size`; scale low and eps high; its three states
+ *   decay       the RG-LRU of gates a and b and input c: d = max(a weight, low); f = sqrt(1 - exp(-2 d)), 1 before the first
+ *               element; h = exp(-d) h + b c f; the state h and second (B), 0 before the first element and 1 after it
+ * States (B, ...) are read, and written to other memory. */
+enum raglane_row_kind {
+  RAGLANE_ROW_PRODUCT, RAGLANE_ROW_CONVOLVE, RAGLANE_ROW_FUNCTION, RAGLANE_ROW_ADD, RAGLANE_ROW_MULTIPLY,
+  RAGLANE_ROW_NORM, RAGLANE_ROW_ATTEND, RAGLANE_ROW_DECAY
+};
+/* sigmoid; x sigmoid(x); gelu by tanh; log(1 + exp(x)); -log(1 + exp(-x)); at least low and at most high; high tanh(x / high) */
+enum raglane_row_function {
+  RAGLANE_ROW_SIGMOID, RAGLANE_ROW_SILU, RAGLANE_ROW_GELU, RAGLANE_ROW_SOFTPLUS, RAGLANE_ROW_LOG_SIGMOID,
+  RAGLANE_ROW_CLAMP, RAGLANE_ROW_CAP
+};
+#define RAGLANE_ROW_OPERATION_FIELDS(FIELD)                                                                          \
+  FIELD(int64_t, kind) FIELD(int64_t, option) FIELD(int64_t, count) FIELD(int64_t, parts) FIELD(int64_t, size)       \
+  FIELD(int64_t, extent)                                                                                             \
+  FIELD(int64_t, to) FIELD(int64_t, a) FIELD(int64_t, b) FIELD(int64_t, c) FIELD(int64_t, d) FIELD(int64_t, e)       \
+  FIELD(double, low) FIELD(double, high)                                                                             \
+  FIELD(const void*, weight) FIELD(const void*, bias)                                                                \
+  FIELD(const void*, state) FIELD(const void*, second) FIELD(const void*, third)                                     \
+  FIELD(void*, next) FIELD(void*, next_second) FIELD(void*, next_third) /* the states after the step */
+typedef struct raglane_row_operation { RAGLANE_ROW_OPERATION_FIELDS(RAGLANE_FIELD) } raglane_row_operation;
+
+#define RAGLANE_BLOCK_STEP_FIELDS(FIELD)                                                                             \
+  FIELD(int64_t, abi) FIELD(int64_t, isa) FIELD(int64_t, dtype) FIELD(int64_t, flags) /* as in a layer */            \
+  FIELD(int64_t, rows)              /* B */                                                                          \
+  FIELD(int64_t, inputs)            /* D */                                                                          \
+  FIELD(int64_t, columns)           /* of the table */                                                               \
+  FIELD(int64_t, first) FIELD(int64_t, outputs) /* the columns of the output: the first one, and O */                \
+  FIELD(int64_t, operations)        /* how many */                                                                   \
+  FIELD(const raglane_row_operation*, list)                                                                          \
+  FIELD(const void*, x)             /* (B, D) */                                                                     \
+  FIELD(void*, output)              /* (B, O) */
+typedef struct raglane_block_step { RAGLANE_BLOCK_STEP_FIELDS(RAGLANE_FIELD) } raglane_block_step;
+RAGLANE_EXPORT int32_t raglane_step_block(const raglane_block_step* step, char* message, int64_t size);
+
 #endif

@@ -38,11 +38,11 @@ template <class A> struct Window {
   int64_t channels, taps, kept, channel_stride, tap_stride;
   const A *weight, *bias;  // (channels, taps), and null or (channels)
 
-  // silu of the convolution of one element, and the state after it.
-  void advance(A* to, const A* x, A* state) const {
+  // The convolution of one element or its silu, and the state after it.
+  template <bool SILU = true> void advance(A* to, const A* x, A* state) const {
     for (int64_t first = 0; first < channels; first += width) {
       const int lanes = lanes_of<A>(first, channels);
-      A* earlier = state + first * channel_stride;
+      A* earlier = kept ? state + first * channel_stride : nullptr;
       const V latest = load(x + first, lanes);
       const A* tap = weight + first * taps + taps - 1;
       V sum = bias ? load(bias + first, lanes) : V{};
@@ -51,7 +51,7 @@ template <class A> struct Window {
         const V before = strided(earlier + (kept - back) * tap_stride, channel_stride, lanes);
         sum = fma(before, strided(tap - back, taps, lanes), sum);
       }
-      store(to + first, silu<A>(sum), lanes);
+      store(to + first, SILU ? silu<A>(sum) : sum, lanes);
       for (int64_t i = 0; i < kept; i++) {
         const A* next = earlier + (i + 1) * tap_stride;
         const V moved = i + 1 < kept ? strided(next, channel_stride, lanes) : latest;
@@ -74,6 +74,41 @@ template <class A> struct Window {
     for (int lane = 0; lane < lanes; lane++) to[lane * stride] = part[lane];
   }
 };
+
+// Rows, `stride` numbers apart, times a weight (columns, depth), in the order of whole sequences, to rows `of_to` apart: the
+// lanes of some columns get the numbers of squares of the weight that are transposed in registers.
+template <class A>
+void multiply_in_order(int64_t count, const A* rows, int64_t stride, const A* weight, const A* bias, A* to, int64_t of_to,
+                       int64_t columns, int64_t depth) {
+  using V = Vec<A>;
+  constexpr int width = Lanes<A>::width;
+  for (int64_t column = 0; column < columns; column += width) {
+    const int lanes = lanes_of<A>(column, columns);
+    const V start = bias ? load(bias + column, lanes) : V{};
+    for (int64_t row = 0; row < count; row++) {
+      V sum = {};
+      for (int64_t k = 0; k < depth; k += width) {
+        const int here = lanes_of<A>(k, depth);
+        V square[width] = {};
+        if (lanes == width && here == width) {
+#pragma GCC unroll 16
+          for (int lane = 0; lane < width; lane++) square[lane] = load(weight + (column + lane) * depth + k);
+        } else {
+          for (int lane = 0; lane < lanes; lane++) square[lane] = load(weight + (column + lane) * depth + k, here);
+        }
+        transpose<A>(square);
+        const A* x = rows + row * stride + k;
+        if (here == width) {
+#pragma GCC unroll 16
+          for (int i = 0; i < width; i++) sum = fma(square[i], splat_at(x + i), sum);
+        } else {
+          for (int i = 0; i < here; i++) sum = fma(square[i], splat_at(x + i), sum);
+        }
+      }
+      store(to + row * of_to + column, bias ? sum + start : sum, lanes);
+    }
+  }
+}
 
 template <class A> class MambaStep {
  public:
@@ -143,7 +178,7 @@ template <class A> class MambaStep {
     };
     int64_t column = 0;
     if (c_.ordered) {
-      for (; column < columns; column += width) multiply_in_order(rows, stride, (const A*)weight, bias, to, columns, depth, column);
+      multiply_in_order<A>(c_.rows, rows, stride, (const A*)weight, (const A*)bias, to, columns, columns, depth);
       return;
     }
     for (; column + together <= columns; column += together) one(Number<together>{}, column);
@@ -174,35 +209,6 @@ template <class A> class MambaStep {
     }
     for (int r = 0; r < ROWS; r++)
       for (int i = 0; i < N; i++) p.to[(row + r) * p.columns + i] = sum_of(sums[r][i]) + (p.bias ? p.bias[i] : 0);
-  }
-
-  // Some columns, whose lanes get the numbers of squares of the weight that are transposed in registers.
-  void multiply_in_order(const A* rows, int64_t stride, const A* weight, const void* bias, A* to, int64_t columns,
-                         int64_t depth, int64_t column) const {
-    const int lanes = lanes_of<A>(column, columns);
-    const V start = bias ? load((const A*)bias + column, lanes) : V{};
-    for (int64_t row = 0; row < c_.rows; row++) {
-      V sum = {};
-      for (int64_t k = 0; k < depth; k += width) {
-        const int count = lanes_of<A>(k, depth);
-        V square[width] = {};
-        if (lanes == width && count == width) {
-#pragma GCC unroll 16
-          for (int lane = 0; lane < width; lane++) square[lane] = load(weight + (column + lane) * depth + k);
-        } else {
-          for (int lane = 0; lane < lanes; lane++) square[lane] = load(weight + (column + lane) * depth + k, count);
-        }
-        transpose<A>(square);
-        const A* x = rows + row * stride + k;
-        if (count == width) {
-#pragma GCC unroll 16
-          for (int i = 0; i < width; i++) sum = fma(square[i], splat_at(x + i), sum);
-        } else {
-          for (int i = 0; i < count; i++) sum = fma(square[i], splat_at(x + i), sum);
-        }
-      }
-      store(to + row * columns + column, bias ? sum + start : sum, lanes);
-    }
   }
 
   // The scan of some channels of a row, and the gate of its output.

@@ -18,6 +18,7 @@ int32_t scan(const SelectiveScan& call);
 int32_t scan_backward(const SelectiveScan& call);
 int32_t step_mamba(const raglane_mamba_step& step);
 int32_t step_attention(const raglane_attention_step& step);
+int32_t step_block(const raglane_block_step& step);
 int32_t attend(const LinearAttention& call);
 int32_t attend_backward(const LinearAttention& call);
 }
@@ -32,6 +33,7 @@ using RAGLANE_FAMILY::outer;
 using RAGLANE_FAMILY::scan;
 using RAGLANE_FAMILY::scan_backward;
 using RAGLANE_FAMILY::step_attention;
+using RAGLANE_FAMILY::step_block;
 using RAGLANE_FAMILY::step_mamba;
 using RAGLANE_FAMILY::walk_and_gradients;
 #else
@@ -44,6 +46,7 @@ int32_t scan(const SelectiveScan& call);
 int32_t scan_backward(const SelectiveScan& call);
 int32_t step_mamba(const raglane_mamba_step& step);
 int32_t step_attention(const raglane_attention_step& step);
+int32_t step_block(const raglane_block_step& step);
 int32_t attend(const LinearAttention& call);
 int32_t attend_backward(const LinearAttention& call);
 #endif
@@ -59,5 +62,6 @@ int32_t backward(const Call& call) {
 }
 extern const Kernels kernels = {forward,          backward, elementwise_forward, elementwise_backward, pack,
                                 elementwise_pack, program, program_pack, outer, scan, scan_backward,
-                                step_mamba, step_attention, attend, attend_backward, apply, multiply_registers};
+                                step_mamba, step_attention, step_block, attend, attend_backward, apply,
+                                multiply_registers};
 }  // namespace raglane::RAGLANE_TARGET

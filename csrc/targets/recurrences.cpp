@@ -5,6 +5,7 @@
 #include "recurrence/attention_backward.h"
 #include "recurrence/attention_forward.h"
 #include "recurrence/attention_step.h"
+#include "recurrence/block_step.h"
 #include "targets/targets.h"
 
 #if !defined(RAGLANE_FAMILY)
@@ -33,6 +34,9 @@ int32_t step_mamba(const raglane_mamba_step& step) {
 }
 int32_t step_attention(const raglane_attention_step& step) {
   return step.dtype == RAGLANE_FLOAT64 ? AttentionStep<double>(step).run() : AttentionStep<float>(step).run();
+}
+int32_t step_block(const raglane_block_step& step) {
+  return step.dtype == RAGLANE_FLOAT64 ? BlockStep<double>(step).run() : BlockStep<float>(step).run();
 }
 int32_t attend(const LinearAttention& call) {
   return with_dtype(call.attention->dtype, call, []<class S>(const auto& c) { return AttentionForward<S>(c).run(); });

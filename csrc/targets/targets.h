@@ -50,6 +50,7 @@ struct Kernels {
   int32_t (*scan_backward)(const SelectiveScan&);
   int32_t (*step_mamba)(const raglane_mamba_step&);
   int32_t (*step_attention)(const raglane_attention_step&);
+  int32_t (*step_block)(const raglane_block_step&);
   int32_t (*attend)(const LinearAttention&);
   int32_t (*attend_backward)(const LinearAttention&);
   int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);

@@ -14,6 +14,7 @@
 #include "tests/drawn_program.h"
 #include "tests/drawn_recurrence.h"
 #include "tests/drawn_search.h"
+#include "tests/drawn_step.h"
 
 namespace {
 
@@ -459,6 +460,8 @@ void drive(int rounds, unsigned seed) {
     search.check(), check_alignment(search), check_pairs(search);
     DrawnRecurrence scan(random), attention(random);
     scan.check_scan(), attention.check_attention();
+    DrawnStep mamba(random), attended(random), block(random);
+    mamba.check_mamba(), attended.check_attention(), block.check_block();
     Case c = draw_matrix(random);
     std::vector<Bytes> wanted;
     Packed packed, packed_elementwise;

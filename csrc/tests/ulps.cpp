@@ -18,7 +18,7 @@ namespace {
 
 constexpr int64_t block = 1 << 14;
 constexpr int64_t blocks = (int64_t(1) << 32) / block;
-const char* const functions[] = {"exp", "tanh", "sigmoid", "expm1", "log", "log1p", "erf"};  // by raglane_function
+const char* const functions[] = {"exp", "tanh", "sigmoid", "expm1", "log", "log1p", "erf", "sqrt"};  // by raglane_function
 
 double truth(int function, double x) {
   switch (function) {
@@ -28,6 +28,7 @@ double truth(int function, double x) {
     case RAGLANE_LOG: return std::log(x);
     case RAGLANE_LOG1P: return std::log1p(x);
     case RAGLANE_ERF: return std::erf(x);
+    case RAGLANE_SQRT: return std::sqrt(x);
     default: return 1 / (1 + std::exp(-x));
   }
 }
@@ -87,7 +88,7 @@ int main() {
   for (int64_t isa = 0; raglane::isa_name(isa); isa++)
     if (raglane::processor_has(isa) && raglane::has_all_dtypes(isa)) isas.push_back(isa);
   bool fails = false;
-  for (int function = RAGLANE_EXP; function <= RAGLANE_ERF; function++) {
+  for (int function = RAGLANE_EXP; function <= RAGLANE_SQRT; function++) {
     std::vector<double> worst = worst_of(function, isas);
     for (size_t s = 0; s < isas.size(); s++) {
       std::printf("%s, %s: %.3f ulp at most\n", functions[function], raglane_isa_name(isas[s]), worst[s]);

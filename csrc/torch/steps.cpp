@@ -121,6 +121,86 @@ class OfAttention : public Step<raglane_attention_step> {
   }
 };
 
+// A step of a block by its operations, with the states after it in new tensors.
+class OfBlock : public Step<raglane_block_step> {
+ public:
+  // The numbers of an operation in `code`: its kind to e of the struct, and the places of its weight and bias among the parts
+  // and of its first state; low and high in `limits`.
+  static constexpr size_t words = 15;
+
+  OfBlock(const Tensor& x, const std::vector<Tensor>& states, const Parts& parts, const std::vector<int64_t>& code,
+          const std::vector<double>& limits, const std::vector<int64_t>& sizes, int64_t isa, int64_t flags)
+      : Step(x, isa, flags), states_(states), parts_(parts) {
+    const size_t count = code.size() / words;
+    fits = fits && call.rows > 0 && sizes.size() == 3 && code.size() == count * words && limits.size() == 2 * count;
+    for (const int64_t number : code) fits = fits && number >= -1 && number <= 1 << 20;
+    if (!fits) return;
+    call.columns = sizes[0], call.first = sizes[1], call.outputs = sizes[2];
+    call.inputs = x.size(x.dim() - 1);
+    call.x = read(x, x.dim() == 2 ? Shape(call.rows, call.inputs) : Shape(call.rows, 1, call.inputs));
+    for (const Tensor& state : states) next_.push_back(write(results_, Shape(call.rows, state.numel() / call.rows)));
+    for (size_t i = 0; fits && i < count; i++) add(&code[i * words], &limits[2 * i]);
+    call.operations = list_.size(), call.list = list_.data();
+  }
+
+  std::vector<Tensor> results(bool is_batch) {
+    std::vector<Tensor> all{output(is_batch, call.outputs)};
+    for (Tensor& state : results_) all.push_back(std::move(state));
+    return all;
+  }
+
+ private:
+  const std::vector<Tensor>& states_;
+  const Parts& parts_;
+  std::vector<Tensor> results_;
+  std::vector<void*> next_;
+  std::vector<raglane_row_operation> list_;
+
+  void add(const int64_t* code, const double* limits) {
+    raglane_row_operation o{};
+    int64_t* const fields[] = {&o.kind, &o.option, &o.count, &o.parts, &o.size, &o.extent, &o.to, &o.a, &o.b, &o.c, &o.d, &o.e};
+    for (int64_t* field : fields) *field = *code++;
+    o.low = limits[0], o.high = limits[1];
+    const int64_t extent = o.extent > 0 ? o.extent : 1;
+    const bool is_product = o.kind == RAGLANE_ROW_PRODUCT;
+    o.weight = part(code[0], is_product || o.kind == RAGLANE_ROW_CONVOLVE ? o.count * o.size
+                             : o.kind == RAGLANE_ROW_DECAY                ? o.count
+                                                                          : o.size);
+    o.bias = part(code[1], o.count);
+    const int64_t place = code[2];
+    switch (o.kind) {
+      case RAGLANE_ROW_CONVOLVE: state(place, o.count * (o.size - 1), &o.state, &o.next); break;
+      case RAGLANE_ROW_DECAY:
+        state(place, o.count, &o.state, &o.next), state(place + 1, 1, &o.second, &o.next_second);
+        break;
+      case RAGLANE_ROW_ATTEND:
+        state(place, o.count * o.size, &o.state, &o.next);
+        if (o.option != 2) break;
+        state(place + 1, extent * o.size, &o.second, &o.next_second);
+        state(place + 2, extent, &o.third, &o.next_third);
+    }
+    list_.push_back(o);
+  }
+
+  // The address of a tensor of any shape with so many numbers.
+  const void* flat(const Tensor& tensor, int64_t count) {
+    fits = fits && tensor.scalar_type() == dtype && tensor.device().type() == DeviceType::CPU && tensor.numel() == count &&
+           tensor.is_contiguous();
+    const int64_t stride = 1;
+    return fits ? hold(tensor, Shape(count), &stride) : nullptr;
+  }
+  const void* part(int64_t place, int64_t count) {
+    if (place < 0 || !fits) return nullptr;
+    fits = place < (int64_t)parts_.size() && parts_[place].has_value();
+    return fits ? flat(*parts_[place], count) : nullptr;
+  }
+  void state(int64_t place, int64_t count, const void** before, void** after) {
+    fits = fits && place >= 0 && place < (int64_t)states_.size();
+    if (!fits) return;
+    *before = flat(states_[place], call.rows * count), *after = next_[place];
+  }
+};
+
 // The result of a step; nothing, and nothing is written, if the kernels cannot read a tensor.
 template <class Call> std::vector<Tensor> run(Call&& step, bool is_batch, int64_t columns, auto function) {
   if (!step.fits) return {};
@@ -128,6 +208,22 @@ template <class Call> std::vector<Tensor> run(Call&& step, bool is_batch, int64_
   char message[256] = "";
   require_ok(function(&step.call, message, sizeof message), message);
   return {output};
+}
+
+// The outputs of x (B, D) or (B, 1, D), and the states (B, size) after the step; `sizes` are columns, first and outputs of
+// the struct.
+std::vector<Tensor> step_block(Tensor x, std::vector<Tensor> states, Parts parts, std::vector<int64_t> code,
+                               std::vector<double> limits, std::vector<int64_t> sizes, int64_t isa, int64_t flags) {
+  try {
+    OfBlock step(x, states, parts, code, limits, sizes, isa, flags);
+    if (!step.fits) return {};
+    std::vector<Tensor> results = step.results(x.dim() == 3);
+    char message[256] = "";
+    require_ok(raglane_step_block(&step.call, message, sizeof message), message);
+    return results;
+  } catch (const std::exception&) {
+    return {};
+  }
 }
 
 // The outputs (B, O) or (B, 1, O) of inputs (B, D) or (B, 1, D), and the states `earlier` (B, E, kept) and `state` (B, E,
@@ -162,13 +258,17 @@ const Registration registration([](Registration& to) {
             " bool logarithms, bool residual, bool ordered, int isa, int flags) -> Tensor[]");
   names.def("step_attention(Tensor mixed, Tensor gate, Tensor dt, Tensor? beta, Tensor(a!) earlier, Tensor(b!) state,"
             " Tensor?[] parts, int[] sizes, float[] numbers, int isa, int flags) -> Tensor[]");
+  names.def("step_block(Tensor x, Tensor[] states, Tensor?[] parts, int[] code, float[] limits, int[] sizes, int isa,"
+            " int flags) -> Tensor[]");
   auto& cpu = to.of("CPU");
   cpu.impl("step_mamba", TORCH_BOX(&step_mamba));
   cpu.impl("step_attention", TORCH_BOX(&step_attention));
+  cpu.impl("step_block", TORCH_BOX(&step_block));
   for (const char* key : refused) {
     auto& other = to.of(key);
     other.impl("step_mamba", TORCH_BOX(&Refused<&step_mamba>::call));
     other.impl("step_attention", TORCH_BOX(&Refused<&step_attention>::call));
+    other.impl("step_block", TORCH_BOX(&Refused<&step_block>::call));
   }
 });
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cpu_networks import LIBRARY, POISON
 from guarded import chosen_library
-from raglane.kernels.cpu.steps import AttentionStep, MambaStep, can_step
+from raglane.kernels.cpu.steps import BLOCK_WORDS, AttentionStep, MambaStep, can_step, run_block
 
 with torch.no_grad():
     if not can_step(torch.zeros(1)):
@@ -259,3 +259,54 @@ def test_weights_that_the_kernels_cannot_read() -> None:
     for options in wrong:
         assert attended._replace(**options).run(*values, *states) is None
     assert attended.run(*values, *states) is not None
+
+
+def test_operations_that_the_kernels_refuse() -> None:
+    """Each number of an operation is checked, and the tensors that it reads."""
+    weight = drawn(4, 3)
+    state = drawn(2, 8)
+    taps = drawn(4, 1, 3)
+    sizes = [11, 7, 4]
+    product = [0, 0, 4, 1, 3, 1, 3, 0, 0, 0, 0, 0, 0, -1, -1]
+    convolved = [1, 0, 4, 1, 3, 1, 7, 3, 0, 0, 0, 0, 1, -1, 0]
+
+    def run(code: list[int], *, sizes: list[int] = sizes, parts: Any = (weight, taps)) -> Any:
+        limits = [0.0] * (len(code) // BLOCK_WORDS * 2)
+        return run_block(x, [state], list(parts), code, limits, sizes)
+
+    x = drawn(2, 3)
+    output, after = run(product + convolved)
+    window = torch.cat([state.view(2, 2, 4), F.linear(x, weight).unsqueeze(1)], 1)
+    torch.testing.assert_close(output, (window * taps[:, 0].t()).sum(1), rtol=0, atol=1e-12)
+    torch.testing.assert_close(after, window[:, 1:].flatten(1), rtol=0, atol=1e-12)
+    for place, number in [
+        (0, 8),
+        (0, -1),
+        (2, 5),
+        (3, 3),
+        (4, 4),
+        (6, 8),
+        (7, 9),
+        (12, 2),
+    ]:
+        assert not run([*product[:place], number, *product[place + 1 :], *convolved]), place
+    for place, number in [
+        (0, 9),
+        (2, 5),
+        (4, 4),
+        (6, 8),
+        (7, 8),
+        (7, -1),
+        (12, -1),
+        (14, 1),
+        (14, -1),
+    ]:
+        assert not run([*product, *convolved[:place], number, *convolved[place + 1 :]]), place
+    for wrong in ([11, 8, 4], [10, 7, 4], [2, 0, 1], [11, -1, 4], [11, 7, 0]):
+        assert not run(product + convolved, sizes=wrong)
+    for parts in ((weight.float(), taps), (weight.t(), taps), (None, taps), (weight[:, :2], taps)):
+        assert not run(product + convolved, parts=parts)
+    assert not run([*product, 2])
+    function = [2, 1, 4, 1, 1, 1, 3, 3, 0, 0, 0, 0, -1, -1, -1]
+    assert run(product + function, sizes=[11, 3, 4])
+    assert not run([*product, 2, 7, *function[2:]], sizes=[11, 3, 4])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import raglane as rl
 from every_layer import (
@@ -22,9 +22,10 @@ from every_layer import (
 )
 from raglane.errors import ArgumentError, DispatchError
 from raglane.kernels.cpu.prepared import PreparedProgram
-from raglane.kernels.cpu.steps import MambaStep, can_step
+from raglane.kernels.cpu.steps import MambaStep, can_step, run_block
 from raglane.native import missing_kernels
-from raglane.nn.mixers import mamba
+from raglane.nn.mixers import block as of_blocks
+from raglane.nn.mixers import step_table
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.serve import Engine
 
@@ -328,6 +329,43 @@ def test_whole_pieces_steps_and_batches_have_the_same_bits(name: str, dtype: tor
 
 @needs_kernels
 @torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize(("width", "size"), [(D, H), (17, 48), (5, 132)])
+@pytest.mark.parametrize("name", sorted(set(LOOPS) - {"Mamba"}))
+def test_a_step_of_a_block_is_one_call(
+    name: str, width: int, size: int, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the bits of whole sequences, below another block too; not where modules have hooks."""
+    if not can_step(torch.zeros(1)):
+        pytest.skip("the operators of steps are not built")
+    layer = _layer(name, 2, width=width, size=size, dtype=dtype)
+    values = torch.randn(rows, 4, width, dtype=dtype)
+    state = tuple(
+        [0.5 * torch.randn(2, rows, size, dtype=dtype).abs() for size in layer.state_sizes]
+    )
+    expected, end = layer(rl.Ragged(list(values)), state)
+    used: list[int] = []
+    monkeypatch.setattr(step_table, "run_block", _noting(run_block, used))
+    after = state
+    for step in range(4):
+        kept = tuple([each.clone() for each in after])
+        before = after
+        y, after = layer.step(values[:, step], before)
+        assert torch.equal(y, torch.stack([part[step] for part in expected]))
+        assert all(map(torch.equal, before, kept))
+    assert len(used) == 2 * 4
+    assert all(map(torch.equal, after, end))
+    linear = next(part for part in layer.cells[0].modules() if type(part) is nn.Linear)
+    hook = linear.register_forward_hook(lambda *_: None)
+    y, _ = layer.step(values[:, 0], state)
+    hook.remove()
+    assert len(used) == 9
+    torch.testing.assert_close(y, torch.stack([part[0] for part in expected]))
+
+
+@needs_kernels
+@torch.no_grad()
 def test_a_step_of_mamba_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one layer without its own checks; not where modules have hooks or torch rounds otherwise."""
     if not can_step(torch.zeros(1)):
@@ -356,7 +394,7 @@ def test_a_step_of_mamba_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
         y, _ = layer.step(rows[0], state)
         hook.remove()
         torch.testing.assert_close(y, torch.stack([part[0] for part in expected]))
-    monkeypatch.setattr(mamba, "has_bits_of_sequences", lambda _: False)
+    monkeypatch.setattr(of_blocks, "has_bits_of_sequences", lambda _: False)
     layer.step(rows[0], state)
     assert len(used) == 3
 
@@ -380,7 +418,7 @@ def test_packed_weights_give_the_same_bits(
         expected, _ = layer.step(x_t, state)
         assert not used
         assert torch.equal(other.step(x_t, state)[0], expected)
-        is_one_call = name == "Mamba" and dtype is torch.float32 and can_step(x_t)
+        is_one_call = dtype is torch.float32 and can_step(x_t)
         assert (len(used) >= 2) is not is_one_call
         assert "its weights are packed" in str(rl.explain(other, x_t[None]))
         assert "packed" not in str(rl.explain(layer, x_t[None]))

@@ -246,9 +246,10 @@ def _run_recurrences() -> None:
 
 @torch.no_grad()
 def _run_steps() -> None:
-    layer = rl.nn.Mamba(5, 4, kernel_size=3)
-    _, state = layer.step(torch.randn(2, 5))
-    layer.step(torch.randn(2, 5), state)
+    for name in ("Mamba", "Mamba2", "GatedDeltaNet", "MLSTM", "RGLRU"):
+        layer = getattr(rl.nn, name)(5, 4)
+        _, state = layer.step(torch.randn(2, 5))
+        layer.step(torch.randn(2, 5), state)
     for is_delta in (False, True):
         parts: list[Any] = [torch.randn(26, 1, 3), None, *torch.randn(3, 2).unbind()]
         options: dict[str, Any] = {"unit": is_delta, "delta": is_delta}

@@ -35,7 +35,12 @@ DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 
 # int8 is the dtype of weights in calls whose tensors are float32.
 _NUMBERS = {**DTYPES, torch.int8: 3}
-_FUNCTIONS = {"exp": 0, "tanh": 1, "sigmoid": 2, "expm1": 3, "log": 4, "log1p": 5, "erf": 6}
+_FUNCTIONS = {
+    name: number
+    for number, name in enumerate(
+        ("exp", "tanh", "sigmoid", "expm1", "log", "log1p", "erf", "sqrt")
+    )
+}
 OK = 0
 BAD_ARGUMENT = 1
 """Statuses of ``raglane.h``: that of a call that ran, and that of a refused one."""

@@ -27,8 +27,8 @@ def can_step(x: Tensor) -> bool:
 
 
 def has_bits_of_sequences(dtype: torch.dtype) -> bool:
-    """Return True if a step of :class:`MambaStep` with ``ordered`` has the bits of whole sequences,
-    whose convolution torch computes.
+    """Return True if a step of a block by the kernels has the bits of whole sequences, whose
+    convolution torch computes.
     """
     return _rounds_as_torch(dtype, library.library().isa)
 
@@ -158,3 +158,38 @@ class AttentionStep(NamedTuple):
         isa = kernels.numbers[kernels.isa]
         results = run(*rows, earlier, state, self.parts, sizes, numbers, isa, kernels.flags)
         return results[0] if results else None
+
+
+# The numbers of an operation of a step: those of ``OfBlock`` in csrc/torch/steps.cpp.
+BLOCK_WORDS = 15
+
+
+def run_block(
+    x: Tensor,
+    states: Sequence[Tensor],
+    parts: Sequence[Tensor],
+    code: list[int],
+    limits: list[float],
+    sizes: list[int],
+) -> list[Tensor]:
+    """Run the operations of a step of a block: ``csrc/abi/recurrences.h`` has them.
+
+    Args:
+        x: ``(B, D)``.
+        states: ``(B, size)`` each.
+        parts: the weights.
+        code: ``BLOCK_WORDS`` numbers of each operation.
+        limits: its two numbers of floating point.
+        sizes: columns of the table, and of the output the first one and how many.
+
+    Returns:
+        The output and the states after the step; nothing if there is no operator, or it cannot read
+        a tensor.
+    """
+    run = _operator("step_block")
+    if run is None:
+        return []
+    kernels = library.library()
+    isa = kernels.numbers[kernels.isa]
+    results: list[Tensor] = run(x, states, parts, code, limits, sizes, isa, kernels.flags)
+    return results

@@ -14,8 +14,9 @@ from raglane.cells.module import WholeCell
 from raglane.errors import ArgumentError
 from raglane.kernels import dispatch
 from raglane.kernels.cpu.layer import offsets_of_steps
-from raglane.kernels.cpu.steps import can_step
+from raglane.kernels.cpu.steps import can_step, has_bits_of_sequences
 from raglane.nn.mixers.plain import has_hooks
+from raglane.nn.mixers.step_table import NotRecordedError, StepTable
 from raglane.nn.mixers.ways import STEPS, Way, Whole
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.stack import Options
@@ -87,11 +88,29 @@ class RecurrentBlock(nn.Module):
         return self._mixed(values, states, Whole(offsets, values.shape[0]))
 
     def _mixed(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
+        if way.is_one_step and can_step(x) and has_bits_of_sequences(x.dtype):
+            stepped = self._stepped(x, states)
+            if stepped is not None:
+                return stepped
+        return self._added(x, states, way)
+
+    def _added(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
         norm = self.residual_norm
         if norm is None:
             return self.mix(x, states, way)
         output, states = self.mix(way.normed(x, norm.weight, norm.eps or 0.0), states, way)
         return x + output, states
+
+    def _stepped(self, x: Tensor, states: States) -> tuple[Tensor, States] | None:
+        """Run one step by one call of the kernels, with the bits of whole sequences; None if that is
+        not possible.
+        """
+        table = StepTable(x, states)
+        try:
+            output, _ = self._added(table.input(), states, table)
+        except NotRecordedError:
+            return None
+        return table.run(output)
 
 
 class BlockLayer(Recurrent):

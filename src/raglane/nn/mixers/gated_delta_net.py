@@ -93,7 +93,7 @@ class GatedDeltaNetBlock(RecurrentBlock):
         inner = way.linear(self.in_proj_qkv, x)
         inner, before = way.convolve(inner, self.conv1d, states[0])
         q, k, v = way.silu(inner).split(self.splits, 1)
-        q, k = [_normed(each.unflatten(1, (self.heads, -1))) for each in (q, k)]
+        q, k = [way.unit(each.unflatten(1, (self.heads, -1)), _EPS) for each in (q, k)]
         steps = wide(way.linear(self.in_proj_a, x))
         steps = way.softplus(way.shifted(steps, wide(self.dt_bias)))
         parts = AttentionArguments(
@@ -109,12 +109,6 @@ class GatedDeltaNetBlock(RecurrentBlock):
         y = way.normed(y, self.norm.weight, self.eps).flatten(1)
         gate = way.silu(way.linear(self.in_proj_z, x))
         return way.linear(self.out_proj, y * gate), (before, *after)
-
-
-def _normed(rows: Tensor) -> Tensor:
-    """Divide by the root of the sum of squares."""
-    exact = wide(rows)
-    return (exact / ((exact * exact).sum(-1, keepdim=True) + _EPS).sqrt()).to(rows.dtype)
 
 
 class GatedDeltaNet(BlockLayer):

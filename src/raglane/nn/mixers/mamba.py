@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_flag
-from raglane.kernels.cpu.steps import MambaStep, can_step, has_bits_of_sequences
+from raglane.kernels.cpu.steps import MambaStep
 from raglane.nn.mixers.block import (
     BlockLayer,
     LayerOptions,
@@ -61,11 +61,9 @@ class MambaBlock(RecurrentBlock):
         draw_step_bias(self.dt_proj.bias)
 
     def _stepped(self, x: Tensor, states: States) -> tuple[Tensor, States] | None:
-        """Run one step by one call of the kernels, with the bits of whole sequences; None if that is
-        not possible.
-        """
+        """See :class:`Block`; the kernels have a call for this block."""
         linears = (self.in_proj, self.x_proj, self.dt_proj, self.out_proj)
-        if not can_step(x) or not are_products(linears) or not has_bits_of_sequences(x.dtype):
+        if not are_products(linears) or self.residual_norm is not None:
             return None
         into, of_inner, of_steps, out = linears
         width = self.D.shape[0]
@@ -81,11 +79,7 @@ class MambaBlock(RecurrentBlock):
         return None if output is None else (output, (earlier.flatten(1), state.flatten(1)))
 
     def mix(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
-        """See :class:`RecurrentBlock`."""
-        if way.is_one_step:
-            stepped = self._stepped(x, states)
-            if stepped is not None:
-                return stepped
+        """See :class:`Block`."""
         inner, gate = way.linear(self.in_proj, x).chunk(2, 1)
         inner, before = way.convolve(inner, self.conv1d, states[0])
         inner = way.silu(inner)

@@ -88,22 +88,20 @@ class MLSTMBlock(RecurrentBlock):
             for module in (self.q, self.k, self.v)
         ]
         gain, keep = [
-            _CAP * (wide(way.linear(module, x)) / _CAP).tanh()
+            way.capped(wide(way.linear(module, x)), _CAP)
             for module in (self.igate_preact, self.fgate_preact)
         ]
         parts = AttentionArguments(
             q,
             k,
             v,
-            -way.softplus(-keep),
+            way.log_sigmoid(keep),
             log_gain=gain,
             scale=q.shape[2] ** -0.5,
             eps=_EPS,
         )
         h, after = way.attend(parts, states)
-        centred = wide(h)
-        centred = (centred - centred.mean(2, keepdim=True)).to(h.dtype)
-        h = way.normed(centred, self.multihead_norm.weight, self.eps).flatten(1)
+        h = way.normed(way.centred(h), self.multihead_norm.weight, self.eps).flatten(1)
         if self.multihead_norm.bias is not None:
             h = way.shifted(h, self.multihead_norm.bias)
         gate = way.sigmoid(way.linear(self.ogate_preact, x))

@@ -19,7 +19,7 @@ from raglane.nn.mixers.block import (
     convolution,
     head_size,
 )
-from raglane.nn.mixers.ways import Scan, Way, wide
+from raglane.nn.mixers.ways import Decay, Way, wide
 
 _RATE = 8.0  # the constant c of the paper
 
@@ -93,22 +93,14 @@ class RGLRUBlock(RecurrentBlock):
         """See :class:`RecurrentBlock`."""
         gate = way.gelu(way.linear(self.linear_y, x))
         inner, before = way.convolve(way.linear(self.linear_x, x), self.conv_1d, states[0])
-        recurrent = wide(self.rg_lru.gate("recurrent", inner, way))
-        rates = _RATE * way.softplus(wide(self.rg_lru.recurrent_param))
-        # Minus the logarithms of decays. The scan writes x times dt, hence the quotient.
-        steps = way.scaled(recurrent, rates).clamp(min=_least(recurrent.dtype))
-        fresh, has_begun = way.begins(states[2])
-        root = way.bounded_root(-torch.expm1(-2 * steps))
-        factor = root + wide(fresh) * (1 - root)
-        written = wide(inner * self.rg_lru.gate("input", inner, way)) * factor
-        one = torch.ones_like(steps[:, :1]).unsqueeze(2)
-        scan = Scan(written / steps, steps, -torch.ones_like(rates).unsqueeze(1), one, one)
-        h, after = way.scan(scan, states[1])
-        return way.linear(self.linear_out, h.to(x.dtype) * gate), (before, after, has_begun)
-
-
-def _least(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).tiny ** 0.5
+        parts = Decay(
+            self.rg_lru.gate("recurrent", inner, way),
+            self.rg_lru.gate("input", inner, way),
+            inner,
+            _RATE * way.softplus(wide(self.rg_lru.recurrent_param)),
+        )
+        h, after = way.decay(parts, (states[1], states[2]))
+        return way.linear(self.linear_out, h * gate), (before, *after)
 
 
 class RGLRU(BlockLayer):

@@ -1,12 +1,13 @@
 """Functions of rows whose bits depend on no other row, and their gradients on no thread.
 
 Torch computes the last numbers of an array, which do not fill a vector, differently in its sigmoid
-and softplus, and divides products and sums by their sizes. Its ``exp``, ``tanh``, ``log1p``, square
-roots and sums of a row do not depend on places.
+and softplus, and divides products and sums by their sizes. Functions and sums are those of the
+kernels, so that a step in one call has their bits.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -104,6 +105,12 @@ class _Scaled(torch.autograd.Function):
         return grad * factors, _column_sums(grad * rows)
 
 
+def sums(rows: Tensor) -> Tensor:
+    """Return the sum of each row, ``(..., 1)`` of ``(..., P)``, in the order of its numbers."""
+    ones = torch.ones((1, rows.shape[-1]), dtype=rows.dtype, device=rows.device)
+    return product(rows.reshape(-1, rows.shape[-1]), ones).view(*rows.shape[:-1], 1)
+
+
 def scaled(rows: Tensor, factors: Tensor) -> Tensor:
     """Return ``rows * factors`` for ``(N, E)`` and ``(E,)``."""
     if _is_recorded(rows, factors):
@@ -130,39 +137,67 @@ def shifted(rows: Tensor, terms: Tensor) -> Tensor:
     return result
 
 
-def _squashed(rows: Tensor) -> Tensor:
-    """Return the sigmoid of numbers, with the bits that it has in a step of the kernels."""
-    if not _has_kernel(rows):
+# Functions of the kernels, and their derivatives from their results.
+_DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "sigmoid": lambda result: result - result * result,
+    "tanh": lambda result: 1 - result * result,
+    "expm1": lambda result: result + 1,
+    "sqrt": lambda result: 0.5 / result,
+}
+
+
+def _applied(name: str, rows: Tensor) -> Tensor:
+    """Return a function of numbers, with the bits that it has in a step of the kernels."""
+    if _has_kernel(rows):
+        return library().apply(name, _wide(rows).resolve_neg()).to(rows.dtype)
+    if name == "sigmoid":
         return rows.neg().exp_().add_(1).reciprocal_()
-    return library().apply("sigmoid", _wide(rows).resolve_neg()).to(rows.dtype)
+    result: Tensor = getattr(torch, name)(rows)
+    return result
 
 
-class _Sigmoid(torch.autograd.Function):
+class _Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        result = _squashed(rows)
+    def forward(ctx: Any, rows: Tensor, name: str) -> Tensor:
+        result = _applied(name, rows)
         ctx.save_for_backward(result)
+        ctx.name = name
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (result,) = ctx.saved_tensors
-        return grad * (result - result * result)
+        return grad * _DERIVATIVES[ctx.name](result), None
+
+
+def _function(name: str, rows: Tensor) -> Tensor:
+    if _is_recorded(rows):
+        recorded: Tensor = getattr(torch, name)(rows)
+        return recorded
+    result: Tensor = _Function.apply(rows, name)  # type: ignore[no-untyped-call]
+    return result
 
 
 def sigmoid(rows: Tensor) -> Tensor:
     """Return the sigmoid of numbers."""
-    if _is_recorded(rows):
-        return torch.sigmoid(rows)
-    result: Tensor = _Sigmoid.apply(rows)  # type: ignore[no-untyped-call]
-    return result
+    return _function("sigmoid", rows)
+
+
+def tanh(rows: Tensor) -> Tensor:
+    """Return the hyperbolic tangent of numbers."""
+    return _function("tanh", rows)
+
+
+def expm1(rows: Tensor) -> Tensor:
+    """Return ``exp(rows) - 1``."""
+    return _function("expm1", rows)
 
 
 class _Silu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
-        return _squashed(rows).mul_(rows)
+        return _applied("sigmoid", rows).mul_(rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -185,7 +220,8 @@ class _Softplus(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
-        return rows.abs().neg_().exp_().log1p_().add_(rows.clamp(min=0))
+        small = _applied("exp", rows.abs().neg_())
+        return _applied("log1p", small).add_(rows.clamp(min=0))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -201,11 +237,16 @@ def softplus(rows: Tensor) -> Tensor:
     return result
 
 
+def root(rows: Tensor) -> Tensor:
+    """Return square roots, rounded to the nearest, which torch's are not in every place."""
+    return _function("sqrt", rows)
+
+
 class _BoundedRoot(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, squares: Tensor) -> Tensor:
         ctx.save_for_backward(squares)
-        return squares.sqrt()
+        return _applied("sqrt", squares)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -49,6 +49,20 @@ class AttentionArguments(NamedTuple):
     eps: float = 1e-6
 
 
+class Decay(NamedTuple):
+    """The arguments of an RG-LRU: its gates and inputs ``(R, E)``, and the rates ``(E,)``."""
+
+    recurrent: Tensor
+    entry: Tensor
+    inner: Tensor
+    rates: Tensor
+
+
+def least_step(dtype: torch.dtype) -> float:
+    """Return the smallest logarithm of a decay of an RG-LRU."""
+    return torch.finfo(dtype).tiny ** 0.5
+
+
 def wide(values: Tensor) -> Tensor:
     """Return numbers in the dtype of sums and states."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
@@ -111,8 +125,27 @@ class Way:
         """
         raise NotImplementedError
 
+    def decay(
+        self, parts: Decay, states: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Run an RG-LRU; return the outputs and the new states."""
+        recurrent, entry, inner, rates = parts
+        # Minus the logarithms of decays. The scan writes x times dt, hence the quotient.
+        steps = self.scaled(wide(recurrent), rates).clamp(min=least_step(rates.dtype))
+        fresh, has_begun = self.begins(states[1])
+        root = self.bounded_root(-self.expm1(-2 * steps))
+        factor = root + wide(fresh) * (1 - root)
+        written = wide(inner * entry) * factor
+        one = torch.ones_like(steps[:, :1]).unsqueeze(2)
+        scan = Scan(written / steps, steps, -torch.ones_like(rates).unsqueeze(1), one, one)
+        h, after = self.scan(scan, states[0])
+        return h.to(inner.dtype), (after, has_begun)
+
     bounded_root = staticmethod(row_functions.bounded_root)
     sigmoid = staticmethod(torch.sigmoid)
+    tanh = staticmethod(torch.tanh)
+    expm1 = staticmethod(torch.expm1)
+    root = staticmethod(torch.sqrt)
     scaled = staticmethod(torch.mul)
     shifted = staticmethod(torch.add)
 
@@ -127,7 +160,15 @@ class Way:
     def gelu(self, values: Tensor) -> Tensor:
         """Return the Gaussian error linear unit by a hyperbolic tangent."""
         inner = math.sqrt(2 / math.pi) * (values + 0.044715 * values * values * values)
-        return 0.5 * values * (1 + inner.tanh())
+        return 0.5 * values * (1 + self.tanh(inner))
+
+    def log_sigmoid(self, values: Tensor) -> Tensor:
+        """Return ``-log(1 + exp(-values))``."""
+        return -self.softplus(-values)
+
+    def capped(self, values: Tensor, cap: float) -> Tensor:
+        """Return numbers between ``-cap`` and ``cap``, by a hyperbolic tangent."""
+        return cap * self.tanh(values / cap)
 
     def normed(self, values: Tensor, weight: Tensor | None, eps: float) -> Tensor:
         """Divide by the root of the mean square of the last dimension, ``(N, ..., P)``.
@@ -135,12 +176,25 @@ class Way:
         ``weight`` has a number for each column of ``(N, columns)``, or of the last dimension.
         """
         exact = wide(values)
-        mean = (exact * exact).mean(-1, keepdim=True)
-        result = (exact / (mean + eps).sqrt()).to(values.dtype)
+        mean = self._sums(exact * exact) / values.shape[-1]
+        result = (exact / self.root(mean + eps)).to(values.dtype)
         if weight is None:
             return result
         columns = result.reshape(-1, weight.shape[0])
         return self.scaled(columns, weight).view(result.shape)
+
+    def unit(self, values: Tensor, eps: float) -> Tensor:
+        """Divide by the root of the sum of squares of the last dimension."""
+        exact = wide(values)
+        return (exact / self.root(self._sums(exact * exact) + eps)).to(values.dtype)
+
+    def centred(self, values: Tensor) -> Tensor:
+        """Subtract the mean of the last dimension."""
+        exact = wide(values)
+        return (exact - self._sums(exact) / values.shape[-1]).to(values.dtype)
+
+    def _sums(self, values: Tensor) -> Tensor:
+        return values.sum(-1, keepdim=True)
 
 
 def _convolve_step(values: Tensor, convolution: nn.Conv1d, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,6 +248,10 @@ class Whole(Way):
     """All elements of whole sequences, ``(N, ...)``; the bits of a sequence depend on no other."""
 
     sigmoid = staticmethod(row_functions.sigmoid)  # type: ignore[assignment]
+    tanh = staticmethod(row_functions.tanh)  # type: ignore[assignment]
+    expm1 = staticmethod(row_functions.expm1)  # type: ignore[assignment]
+    root = staticmethod(row_functions.root)  # type: ignore[assignment]
+    _sums = staticmethod(row_functions.sums)  # type: ignore[assignment]
     silu = staticmethod(row_functions.silu)  # type: ignore[assignment]
     scaled = staticmethod(row_functions.scaled)  # type: ignore[assignment]
     shifted = staticmethod(row_functions.shifted)  # type: ignore[assignment]
