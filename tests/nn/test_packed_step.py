@@ -14,7 +14,7 @@ import raglane as rl
 from every_layer import parts
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.native.library import operators
-from raglane.nn.recurrent import call
+from raglane.nn.recurrent import at_once
 
 pytestmark = pytest.mark.host
 
@@ -37,7 +37,7 @@ def count_fast_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each step has used the fast path."""
     if operators() is None:
         pytest.skip("raglane was installed without torch's operators")
-    original, used = call.step, list[bool]()
+    original, used = at_once.step, list[bool]()
 
     def counted(*args: Any) -> Any:
         result = original(*args)
