@@ -33,11 +33,11 @@ _ONE = 7
 
 
 def step(layer: Stack, x_t: Any, state: Any) -> tuple[Tensor, State] | None:
-    """Run one step of a layer with packed weights; None if it needs a whole call."""
+    """Run one step of a layer; None if it needs a whole call."""
     if not _runs_alone() or type(x_t) not in _PLAIN or _has_hooks(layer):
         return None
     plan, weights, packed = _prepare(layer, x_t, "dense")
-    if not packed or plan.directions != 1:
+    if plan.directions != 1:
         return None
     result: Any = _run(plan, weights, packed, state, None, x_t, True, None, _STEP)
     return result
@@ -48,7 +48,7 @@ def _prepare(
 ) -> tuple[CallPlan, tuple[Any, ...], tuple[Tensor, ...]]:
     """Return the plan of a call, and the weights of the layer or their packed form."""
     plan = _plan_for(layer)
-    if plan is not None and plan.stored is not None:
+    if plan is not None and plan.stored is not None and plan.reads_packed:
         packed = plan.stored.packed_of(layer._parameters)
         if packed:
             return plan, (), packed

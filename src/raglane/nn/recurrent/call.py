@@ -57,6 +57,7 @@ class CallPlan:
     backend: Backend
     schedule: str
     stored: PackedWeights | None  # from ``rl.pack_weights``, if this plan can use them
+    reads_packed: bool  # with these settings the layer's weights are those that were packed
     # The backend validates the input and ``hx``. If it raises, they are checked again, to name the
     # layer's arguments.
     checks_late: bool
@@ -142,6 +143,7 @@ def _make_plan(
     kernels: tuple[Layer, ...] = ()
     if is_plain and not has_more_parts and not is_jit_traced():
         kernels = _kernels_of(layer, cell, need_states, data.dtype)
+    stored = _usable_weights(layer) if is_cpu else None
     return CallPlan(
         facts=facts,
         override=dispatch.override(),
@@ -155,7 +157,8 @@ def _make_plan(
         has_own_initial=has_own_initial,
         backend=dispatch.BACKENDS[backend],
         schedule=schedule,
-        stored=_usable_weights(layer) if is_cpu else None,
+        stored=stored,
+        reads_packed=_are_packed(stored, weights),
         checks_late=checks_late,
         is_jit_traced=is_jit_traced(),
         kernels=kernels,
@@ -192,6 +195,11 @@ def _usable_weights(layer: Stack) -> PackedWeights | None:
     if stored is not None and stored.is_int8 and layer.training:
         return None
     return stored
+
+
+def _are_packed(stored: PackedWeights | None, weights: tuple[Any, ...]) -> bool:
+    """Return True if a layer's weights are the packed ones."""
+    return stored is not None and bool(stored.packed_for(weights))
 
 
 def _warn(layer: Stack, traits: Traits) -> None:
