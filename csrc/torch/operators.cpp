@@ -2,7 +2,8 @@
 //
 // It uses only torch's stable ABI: the binary runs with torch 2.11 and every later version. `forward` and `backward` are
 // called by kernels/cpu/layer.py, `infer` and `infer_packed` by kernels/cpu/backend.py, `run_program` by
-// kernels/cpu/programs.py, and `layer` by models that AOTInductor compiled, without Python. All tensors are checked before the kernels get their addresses.
+// kernels/cpu/programs.py, and `layer` by models that AOTInductor compiled, without Python. All tensors are checked before
+// the kernels get their addresses.
 #include <new>
 
 #include "layer.h"
@@ -116,7 +117,6 @@ std::vector<Tensor> run_inference(const int64_t* fields, const std::optional<Ten
 std::vector<Tensor> run_packed(const Tensor& head, const Tensor& packed, const Tensor& values,
                                const std::optional<Tensor>& h, const std::optional<Tensor>& c, bool need_output,
                                int64_t layout) {
-  if (layout < EVEN_BATCH_FIRST) refuse("this layout needs lengths");
   Parts states;
   states.reserve(2);
   if (h.has_value()) states.push_back(h);
