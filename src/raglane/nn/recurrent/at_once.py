@@ -19,7 +19,7 @@ from raglane.native.library import leave_lost_threads
 from raglane.nn.recurrent.call import CallPlan, plan_of
 from raglane.nn.recurrent.inputs import even_lengths
 from raglane.nn.recurrent.stack import Stack, State, plans
-from raglane.packing.rows import Table, table_of_packed, table_of_padded
+from raglane.packing.flat_values import RowTable, table_of_packed, table_of_padded
 from raglane.ragged import Ragged
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -121,7 +121,7 @@ def _infer_table(
     return input._replace(data=result[0]), result[1]
 
 
-def _table_of(input: Any, lengths: Any, batch_first: bool) -> Table | None:
+def _table_of(input: Any, lengths: Any, batch_first: bool) -> RowTable | None:
     """Return the rows of a padded tensor or a pack; None if C cannot read them."""
     try:
         if lengths is None:

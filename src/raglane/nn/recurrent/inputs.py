@@ -16,7 +16,7 @@ from raglane._utils.tracing import index_arithmetic
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Dense, InputKind, Packed
 from raglane.packing.convert import flatten_packed, flatten_padded
-from raglane.packing.rows import Table, table_of_packed, table_of_padded
+from raglane.packing.flat_values import RowTable, table_of_packed, table_of_padded
 from raglane.ragged import Ragged
 
 Restore = Callable[[Tensor], Any]
@@ -41,7 +41,7 @@ class Inputs:
     restore_layout: Restore = (
         _unchanged  # from an output in the layout of ``data`` to the input's kind
     )
-    find_table: Callable[[], Table | None] | None = None  # returns the rows of ``data`` for C++
+    find_table: Callable[[], RowTable | None] | None = None  # returns the rows of ``data`` for C++
     kind: InputKind = "flat"
     is_batched: bool = (
         True  # False for one sequence without a batch dimension; its states have none either
@@ -149,7 +149,7 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
     return Inputs(input, flatten, layout, find_table=find_table, kind="dense", count=count)
 
 
-def _dense_table(input: Tensor) -> Table | None:
+def _dense_table(input: Tensor) -> RowTable | None:
     return table_of_padded(input, even_lengths(*input.shape[:2]), batch_first=False)
 
 
