@@ -100,7 +100,7 @@ def steps() -> None:
     columns = "layer.step, us | prepacked, us | torch's cell, us | torch's layer, us | cell / ours | cell / prepacked"
     print(f"| layer | B | H | {columns} |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
-    for name in ("LSTM", "GRU"):
+    for name in ("LSTM", "GRU", "RNN"):
         for count, size in ((1, 32), (1, 128), (1, 512), (8, 32), (8, 128), (64, 128)):
             theirs, cell = (
                 getattr(torch.nn, name)(size, size),

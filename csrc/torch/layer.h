@@ -19,6 +19,21 @@ struct Weight {
 // block.
 constexpr int64_t field_count = offsetof(raglane_layer, offsets) / sizeof(int64_t), head_size = field_count + 1;
 
+// The integers of the layers of a stack, one after the other.
+inline const int64_t* fields_of(const Tensor& heads, int64_t layers) {
+  const void* fields = layers > 0 ? Held().look(heads, {layers * head_size}, ScalarType::Long) : nullptr;
+  if (!fields) refuse("heads of layers are required");
+  return static_cast<const int64_t*>(fields);
+}
+
+// The sequences of a call whose values are in the order of flat ones.
+struct Sequences {
+  const int64_t* offsets;  // (count + 1)
+  int64_t count, elements;
+  Shape lead;              // of values and output, without the features
+  bool is_batched = true;  // states have a dimension of the sequences
+};
+
 // A call of a layer.
 class Layer : public Held {
  public:
@@ -27,54 +42,24 @@ class Layer : public Held {
   std::optional<Tensor> flat;  // for the flat values of a table, unless the kernels read its rows
 
   // With `rows`, `values` are their table, which the kernels read in place if no backward pass needs flat values.
-  Layer(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts, bool has_packed = false,
+  Layer(const int64_t* fields, const Tensor& offsets, const Tensor& values, const Parts& parts, bool has_packed = false,
         Rows* rows = nullptr, bool saves = true) {
-    std::memset(&call, 0, sizeof call);
-    const void* fields = look(head, {head_size}, ScalarType::Long);
-    if (!fields) return;
-    std::memcpy(&call, fields, sizeof(int64_t) * field_count);
-    least_block = static_cast<const int64_t*>(fields)[field_count];
-    // The struct's layout is that of the header that this file was compiled with.
-    if (call.abi != RAGLANE_ABI || raglane_abi() != RAGLANE_ABI)
-      refuse("the kernels are of another version; reinstall raglane");
-    char message[256] = "";
-    require_ok(raglane_describe_cell(call.cell, &facts, message, sizeof message), message);
-    dtype = dtype_of(call.dtype), poisons = call.flags & RAGLANE_POISON;
-    call.sequences = offsets.numel() - 1;
-    is_step_ = values.dim() == 1;
-    if (values.dim() > 0) call.elements = rows ? rows->elements() : is_step_ ? 1 : values.sizes()[0];
-    const bool has_sequences = is_step_ ? call.sequences == 1 : values.dim() > 0 && call.sequences >= 0;
-    fits &= has_sequences && call.directions >= 1 && call.directions <= 2;
+    begin(fields);
+    const int64_t count = offsets.numel() - 1;
+    const bool is_step = values.dim() == 1;
+    fits &= is_step ? count == 1 : values.dim() > 0 && count >= 0;
     if (!fits) return;
-    held_.reserve(24);
-    call.offsets = static_cast<int64_t*>(read(offsets, {call.sequences + 1}, ScalarType::Long));
-    Shape of_values = is_step_ ? Shape(call.input_size) : Shape(call.elements, call.input_size);
-    if (rows) {
-      const Shape of_table = rows->shape_of(call.input_size);
-      if (!is_like(values, of_table, dtype)) return;
-      if (saves || facts.is_elementwise || !values.is_contiguous()) flat = empty(of_values, dtype);
-      else rows_ = rows, of_values = of_table;
-    }
-    call.values = read(flat ? *flat : values, of_values, dtype);
-    set_weights();
-    const size_t states = facts.has_c ? 2 : 1, weights = call.directions * each_;
-    if (parts.size() == states + weights) {
-      begin_ = states;
-      fits &= parts[0].has_value() && parts[states - 1].has_value();
-      call.initial_h = read(parts[0], of_state(0));
-      if (facts.has_c) call.initial_c = read(parts[1], of_state(1));
-    } else if (parts.size() != weights) {
-      fits = false;
-      return;
-    }
-    for (int64_t k = 0; k < call.directions; k++)
-      for (size_t place = 0; place < each_; place++) {
-        const auto& part = parts[begin_ + k * each_ + place];
-        const Weight& weight = weights_[place];
-        fits &= part.has_value() ? weight.exists : weight.is_optional || !weight.exists;
-        // Of weights that are packed the kernels read only which there are.
-        call.weights[k].*weight.field = has_packed && part.has_value() ? &part : read(part, weight.shape);
-      }
+    const int64_t elements = rows ? rows->elements() : is_step ? 1 : values.sizes()[0];
+    const auto* numbers = static_cast<int64_t*>(read(offsets, {count + 1}, ScalarType::Long));
+    if (rows && !is_like(values, rows->shape_of(call.input_size), dtype)) return;
+    if (rows && (saves || facts.is_elementwise || !values.is_contiguous())) flat = empty({elements, call.input_size}, dtype);
+    else rows_ = rows;
+    set({numbers, count, elements, is_step ? Shape() : Shape(elements), !is_step}, flat ? *flat : values, parts, has_packed);
+  }
+
+  Layer(const int64_t* fields, const Sequences& sequences, const Tensor& values, const Parts& parts, bool has_packed) {
+    begin(fields);
+    set(sequences, values, parts, has_packed);
   }
 
   void require_fit() const {
@@ -88,13 +73,9 @@ class Layer : public Held {
   int64_t state_size() const { return call.projection_size ? call.projection_size : call.hidden_size; }
   Shape of_state(int state) const {
     const int64_t size = state ? call.hidden_size : state_size();
-    return is_step_ ? Shape(call.directions, size) : Shape(call.directions, call.sequences, size);
+    return is_batched_ ? Shape(call.directions, call.sequences, size) : Shape(call.directions, size);
   }
-  Shape of_output() const {
-    const int64_t size = call.directions * state_size();
-    if (rows_) return rows_->shape_of(size);
-    return is_step_ ? Shape(size) : Shape(call.elements, size);
-  }
+  Shape of_output() const { return of_rows(call.directions * state_size()); }
   // Numbers that forward saves for backward: none where backward recomputes the gates.
   Shape of_gates() const {
     const bool skips = facts.skips && call.input_size != call.hidden_size;
@@ -147,8 +128,63 @@ class Layer : public Held {
  private:
   Weight weights_[5];
   size_t each_ = 0, begin_ = 0;
-  bool is_step_ = false;
+  Shape lead_;
+  bool is_batched_ = true;
   Rows* rows_ = nullptr;  // of values and output, if the kernels read and write these
+
+  void begin(const int64_t* fields) {
+    std::memset(&call, 0, sizeof call);
+    std::memcpy(&call, fields, sizeof(int64_t) * field_count);
+    least_block = fields[field_count];
+    // The struct's layout is that of the header that this file was compiled with.
+    if (call.abi != RAGLANE_ABI || raglane_abi() != RAGLANE_ABI)
+      refuse("the kernels are of another version; reinstall raglane");
+    char message[256] = "";
+    require_ok(raglane_describe_cell(call.cell, &facts, message, sizeof message), message);
+    dtype = dtype_of(call.dtype), poisons = call.flags & RAGLANE_POISON;
+    fits &= call.directions >= 1 && call.directions <= 2;
+    held_.reserve(24);
+  }
+
+  // Of weights that are packed the kernels read only which there are, and no bias. So they may be missing.
+  void set(const Sequences& sequences, const Tensor& values, const Parts& parts, bool has_packed) {
+    if (!fits) return;
+    call.offsets = sequences.offsets, call.sequences = sequences.count, call.elements = sequences.elements;
+    lead_ = sequences.lead, is_batched_ = sequences.is_batched;
+    call.values = read(values, of_rows(call.input_size), dtype);
+    set_weights();
+    const size_t states = facts.has_c ? 2 : 1, weights = call.directions * each_, count = parts.size();
+    const bool has_weights = count >= weights;
+    begin_ = has_weights ? count - weights : count;
+    if ((begin_ != 0 && begin_ != states) || (!has_weights && !has_packed)) {
+      fits = false;
+      return;
+    }
+    if (begin_ > 0) {
+      fits &= parts[0].has_value() && parts[states - 1].has_value();
+      call.initial_h = read(parts[0], of_state(0));
+      if (facts.has_c) call.initial_c = read(parts[1], of_state(1));
+    }
+    for (int64_t k = 0; k < call.directions; k++)
+      for (size_t place = 0; place < each_; place++) {
+        const Weight& weight = weights_[place];
+        const void*& address = call.weights[k].*weight.field;
+        if (!has_weights) {
+          address = weight.exists && !weight.is_optional ? &weight : nullptr;
+          continue;
+        }
+        const auto& part = parts[begin_ + k * each_ + place];
+        fits &= part.has_value() ? weight.exists : weight.is_optional || !weight.exists;
+        address = has_packed && part.has_value() ? &part : read(part, weight.shape);
+      }
+  }
+
+  // The shape of values, or of the output, with a number of features.
+  Shape of_rows(int64_t features) const {
+    if (rows_) return rows_->shape_of(features);
+    if (lead_.dims == 0) return {features};
+    return lead_.dims == 1 ? Shape(lead_.sizes[0], features) : Shape(lead_.sizes[0], lead_.sizes[1], features);
+  }
 
   static ScalarType dtype_of(int64_t number) {
     if (number == RAGLANE_FLOAT64) return ScalarType::Double;

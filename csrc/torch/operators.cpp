@@ -1,8 +1,9 @@
 // The layers and programs of the kernels as operators of torch, in C++ from the arguments to the results.
 //
 // It uses only torch's stable ABI: the binary runs with torch 2.11 and every later version. `forward` and `backward` are
-// called by kernels/cpu/layer.py, `stack` by kernels/cpu/backend.py, `run_program` by kernels/cpu/programs.py, and `layer` by models that AOTInductor
-// compiled, without Python. All tensors are checked before the kernels get their addresses.
+// called by kernels/cpu/layer.py, `infer` and `infer_packed` by kernels/cpu/backend.py, `run_program` by
+// kernels/cpu/programs.py, and `layer` by models that AOTInductor compiled, without Python. All tensors are checked before
+// the kernels get their addresses.
 #include <new>
 
 #include "layer.h"
@@ -12,27 +13,38 @@
 namespace raglane::operators {
 namespace {
 
-// `head` (18), int64: see head_size. Returns the output, if it is needed or saved; the final states; the gates, if saved;
-// and c after each element, if needed or saved. With a layout other than FLAT, `values` and a needed output have it,
-// `offsets` are the sizes of class Rows, and saved flat values, the flat output and places follow. Refuses a call of which
-// the kernels cannot read a tensor.
-std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts,
+// Let a layer read packed weights.
+void set_packed(Layer& layer, const Tensor& packed) {
+  // The kernels compare its header with the call.
+  const int64_t bytes = packed.numel();
+  layer.call.packed = layer.look(packed, {bytes}, packed.scalar_type());
+  layer.require_fit();
+  if (packed.element_size() != 1 || bytes != layer.packed_bytes())
+    refuse("packed must be the weights of this layer and instruction set, got others");
+}
+
+// The final states, after the output, if it is needed.
+void write_results(Layer& layer, std::vector<Tensor>& results, bool need_output) {
+  raglane_layer& call = layer.call;
+  if (need_output) call.output = layer.write(results, layer.of_output());
+  call.final_h = layer.write(results, layer.of_state(0));
+  if (layer.facts.has_c) call.final_c = layer.write(results, layer.of_state(1));
+}
+
+// `fields`: see head_size. Returns the output, if it is needed or saved; the final states; the gates, if saved; and c after
+// each element, if needed or saved. With a layout other than FLAT, `values` and a needed output have it, `offsets` are the
+// sizes of class Rows, and saved flat values, the flat output and places follow. Refuses a call of which the kernels cannot
+// read a tensor.
+std::vector<Tensor> run_forward(const int64_t* fields, const Tensor& offsets, const Tensor& values, const Parts& parts,
                                 const std::optional<Tensor>& packed, bool need_output, bool save, bool need_c,
                                 const std::optional<Tensor>& order, int64_t layout) {
   std::optional<Rows> rows;
   if (layout != FLAT) rows.emplace(layout, values, offsets, order);
   if (rows && !rows->fits) refuse("the kernels cannot read the rows of a table");
-  Layer layer(head, rows ? rows->offsets() : offsets, values, parts, packed.has_value(), rows ? &*rows : nullptr, save);
+  Layer layer(fields, rows ? rows->offsets() : offsets, values, parts, packed.has_value(), rows ? &*rows : nullptr, save);
   raglane_layer& call = layer.call;
   std::vector<Tensor> results;
-  if (packed.has_value()) {
-    // The kernels compare its header with the call.
-    const int64_t bytes = packed->numel();
-    call.packed = layer.look(*packed, {bytes}, packed->scalar_type());
-    layer.require_fit();
-    if (packed->element_size() != 1 || bytes != layer.packed_bytes())
-      refuse("packed must be the weights of this layer and instruction set, got others");
-  }
+  if (packed.has_value()) set_packed(layer, *packed);
   layer.require_fit();
   if (rows) {
     rows->threads = call.threads;
@@ -40,9 +52,7 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
     if (!layer.flat) rows->lead(call);
   }
   results.reserve(8);
-  if (need_output || save) call.output = layer.write(results, layer.of_output());
-  call.final_h = layer.write(results, layer.of_state(0));
-  if (layer.facts.has_c) call.final_c = layer.write(results, layer.of_state(1));
+  write_results(layer, results, need_output || save);
   if (save) call.gates = layer.keep(results, layer.of_gates());
   if (need_c) call.c_states = layer.write(results, layer.of_c_states());
   else if (save) call.c_states = layer.keep(results, layer.of_c_states());
@@ -53,33 +63,65 @@ std::vector<Tensor> run_forward(const Tensor& head, const Tensor& offsets, const
   return results;
 }
 
-// The same for a tensor of equal lengths in the order of flat values, for inference: with the batch first, or with one
-// step or one sequence. `values` and the output are three-dimensional views of these.
-std::vector<Tensor> run_even(const Tensor& head, const Tensor& values, const Parts& parts,
-                             const std::optional<Tensor>& packed, bool need_output, bool is_time_first) {
-  if (values.dim() != 3 || values.device().type() != DeviceType::CPU) refuse("values (B, T, D) or (T, B, D) are required");
-  if (!has_all_numbers(values)) refuse("the storage of the values is too small");
-  const int64_t first = values.sizes()[0], second = values.sizes()[1], width = values.sizes()[2];
-  if (is_time_first && first != 1 && second != 1) refuse("one step or one sequence is required");
-  const int64_t sequences = is_time_first ? second : first, steps = is_time_first ? first : second;
-  Tensor offsets = empty({sequences + 1}, ScalarType::Long);
-  auto* numbers = static_cast<int64_t*>(offsets.data_ptr());
-  for (int64_t b = 0; b <= sequences; b++) numbers[b] = b * steps;
-  const Tensor whole = values.is_contiguous() ? values : torch::stable::contiguous(values);
-  std::vector<Tensor> results = run_forward(head, offsets, reshaped(whole, {first * second, width}), parts, packed,
-                                            need_output, false, false, {}, FLAT);
-  if (need_output) results[0] = reshaped(results[0], {first, second, results[0].sizes()[1]});
+// Sequences of equal lengths in a tensor that has the order of flat values.
+class Even {
+ public:
+  Even(const Tensor& values, int64_t layout) {
+    const int64_t dims = values.dim(), *sizes = values.sizes().data();
+    const bool has_steps = layout == STEP && (dims == 1 || dims == 2), is_one = layout == ONE && dims == 2;
+    if (!has_steps && !is_one && (layout > EVEN_TIME_FIRST || dims != 3))
+      refuse("values (B, T, D) or (T, B, D), steps (B, D) or (D), or one sequence (T, D) are required");
+    if (layout == EVEN_TIME_FIRST && sizes[0] != 1 && sizes[1] != 1) refuse("one step or one sequence is required");
+    int64_t count = 1, steps = 1;
+    if (has_steps) count = dims == 2 ? sizes[0] : 1;
+    else if (is_one) steps = sizes[0];
+    else count = sizes[layout == EVEN_TIME_FIRST ? 1 : 0], steps = sizes[layout == EVEN_TIME_FIRST ? 0 : 1];
+    int64_t* offsets = few_;
+    if (count >= most_few) many_.resize(count + 1), offsets = many_.data();
+    for (int64_t b = 0; b <= count; b++) offsets[b] = b * steps;
+    const Shape lead = dims == 1 ? Shape() : dims == 2 ? Shape(sizes[0]) : Shape(sizes[0], sizes[1]);
+    sequences = {offsets, count, count * steps, lead, !is_one && dims > 1};
+  }
+  Even(const Even&) = delete;
+
+  Sequences sequences;
+
+ private:
+  static constexpr int64_t most_few = 64;
+  int64_t few_[most_few];
+  std::vector<int64_t> many_;
+};
+
+// One layer, for inference; `packed` may be null.
+std::vector<Tensor> run_inference(const int64_t* fields, const std::optional<Tensor>& sizes, const Tensor& values,
+                                  const Parts& parts, const Tensor* packed, bool need_output,
+                                  const std::optional<Tensor>& order, int64_t layout) {
+  if (layout < EVEN_BATCH_FIRST) {
+    if (!sizes.has_value()) refuse("offsets, lengths or batch sizes are required");
+    const std::optional<Tensor> ready = packed ? std::optional(*packed) : std::nullopt;
+    return run_forward(fields, *sizes, values, parts, ready, need_output, false, false, order, layout);
+  }
+  const Even even(values, layout);
+  Layer layer(fields, even.sequences, values, parts, packed != nullptr);
+  if (packed) set_packed(layer, *packed);
+  layer.require_fit();
+  std::vector<Tensor> results;
+  results.reserve(3);
+  write_results(layer, results, need_output);
+  layer.run(raglane_forward);
   return results;
 }
 
-// A call of any layout.
-std::vector<Tensor> run_layout(const Tensor& head, const Tensor& offsets, const Tensor& values, const Parts& parts,
-                               const std::optional<Tensor>& packed, bool need_output, bool save, bool need_c,
-                               const std::optional<Tensor>& order, int64_t layout) {
-  if (layout < EVEN_BATCH_FIRST)
-    return run_forward(head, offsets, values, parts, packed, need_output, save, need_c, order, layout);
-  if (save || need_c || layout > EVEN_TIME_FIRST) refuse("this layout is for inference alone");
-  return run_even(head, values, parts, packed, need_output, layout == EVEN_TIME_FIRST);
+// A layer with packed weights and equal lengths: few arguments, because torch takes longer to convert them than the kernels
+// need for a step. `c` is missing in a call without initial states, and of a cell without it.
+std::vector<Tensor> run_packed(const Tensor& head, const Tensor& packed, const Tensor& values,
+                               const std::optional<Tensor>& h, const std::optional<Tensor>& c, bool need_output,
+                               int64_t layout) {
+  Parts states;
+  states.reserve(2);
+  if (h.has_value()) states.push_back(h);
+  if (c.has_value()) states.push_back(c);
+  return run_inference(fields_of(head, 1), {}, values, states, &packed, need_output, {}, layout);
 }
 
 // Some rows of a contiguous tensor.
@@ -93,15 +135,25 @@ Tensor rows_of(const Tensor& tensor, int64_t first, int64_t count) {
   return Tensor(handle);
 }
 
-// The layers of a stack one after the other, for inference, each on the output of the one below. `states`: the initial
-// ones of all layers (L * K, B, size), or none; `weights`: those of one layer after the other; `packed`: of each layer, or
-// none. Returns the output of the last layer, if it is needed, and the final states of all layers.
-std::vector<Tensor> run_stack(const std::vector<Tensor>& heads, const Tensor& offsets, const Tensor& values,
+// The layers of a stack one after the other, for inference, each on the output of the one below. `heads`: the integers of
+// all layers; `states`: the initial ones of all layers (L * K, B, size), or none; `weights`: those of one layer after the
+// other, which may be missing if they are packed; `packed`: of each layer, or none. `sizes`: the offsets, or what class Rows
+// reads, or none for equal lengths. Returns the output of the last layer, if it is needed, and the final states of all.
+std::vector<Tensor> run_stack(const Tensor& heads, const std::optional<Tensor>& sizes, const Tensor& values,
                               const std::vector<Tensor>& states, const Parts& weights, const std::vector<Tensor>& packed,
                               bool need_output, const std::optional<Tensor>& order, int64_t layout) {
-  const size_t layers = heads.size();
+  const size_t layers = heads.numel() / head_size;
+  const int64_t* fields = fields_of(heads, (int64_t)layers);
   if (layers == 0 || weights.size() % layers != 0 || (!packed.empty() && packed.size() != layers))
     refuse("weights for each layer of the stack are required");
+  if (layers == 1) {
+    Parts parts;
+    parts.reserve(states.size() + weights.size());
+    parts.insert(parts.end(), states.begin(), states.end());
+    parts.insert(parts.end(), weights.begin(), weights.end());
+    return run_inference(fields, sizes, values, parts, packed.empty() ? nullptr : &packed[0], need_output, order,
+                         layout);
+  }
   const size_t each = weights.size() / layers;
   std::vector<Tensor> initial, finals, results;
   for (const Tensor& state : states) {
@@ -118,9 +170,9 @@ std::vector<Tensor> run_stack(const std::vector<Tensor>& heads, const Tensor& of
       parts.push_back(rows_of(state, (int64_t)layer * rows, rows));
     }
     parts.insert(parts.end(), weights.begin() + layer * each, weights.begin() + (layer + 1) * each);
-    const std::optional<Tensor> ready = packed.empty() ? std::nullopt : std::optional(packed[layer]);
     const bool has_output = need_output || layer + 1 < layers;
-    results = run_layout(heads[layer], offsets, below, parts, ready, has_output, false, false, order, layout);
+    results = run_inference(fields + layer * head_size, sizes, below, parts, packed.empty() ? nullptr : &packed[layer],
+                            has_output, order, layout);
     const size_t first = has_output ? 1 : 0, count = results.size() - first;
     for (size_t s = 0; s < count; s++) {
       const Tensor& state = results[first + s];
@@ -150,7 +202,7 @@ std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, cons
   std::optional<Rows> rows;
   if (in_layout) rows.emplace(offsets);
   if (rows && !rows->fits) refuse("the kernels cannot read the places of a table");
-  Layer layer(head, rows ? rows->offsets() : offsets, values, parts);
+  Layer layer(fields_of(head, 1), rows ? rows->offsets() : offsets, values, parts);
   raglane_layer& call = layer.call;
   layer.require_fit();
   if (saved.size() != 7 || needed.size() != 1 + parts.size() || values.dim() != 2)
@@ -212,7 +264,7 @@ std::vector<Tensor> run_backward(const Tensor& head, const Tensor& offsets, cons
 }
 
 // The outputs (N, width) of a program that are not in the memory of `over`, and the final states (B, width). `inputs`:
-// elements, sequences, states, vectors and weights. Nothing if the kernels cannot read a tensor.
+// elements, sequences, states, vectors and weights. Refuses a call of which the kernels cannot read a tensor.
 std::vector<Tensor> run_program(const Tensor& code, const Tensor& offsets, const std::vector<Tensor>& inputs,
                                 const Parts& over, int64_t isa, int64_t flags, int64_t threads, bool ascending) {
   Program program(code, offsets, inputs, over, flags);
@@ -237,12 +289,19 @@ template <class Call> Answer answer(Call&& call) {
 
 Answer forward(Tensor head, Tensor offsets, Tensor values, Parts parts, std::optional<Tensor> packed, bool need_output,
                bool save, bool need_c, std::optional<Tensor> order, int64_t layout) {
-  return answer([&] { return run_layout(head, offsets, values, parts, packed, need_output, save, need_c, order, layout); });
+  return answer([&] { 
+    return run_forward(fields_of(head, 1), offsets, values, parts, packed, need_output, save, need_c, order, layout);
+  });
 }
 
-Answer stack(std::vector<Tensor> heads, Tensor offsets, Tensor values, std::vector<Tensor> states, Parts weights,
+Answer infer_packed(Tensor head, Tensor packed, Tensor values, std::optional<Tensor> h, std::optional<Tensor> c,
+                    bool need_output, int64_t layout) {
+  return answer([&] { return run_packed(head, packed, values, h, c, need_output, layout); });
+}
+
+Answer infer(Tensor heads, std::optional<Tensor> sizes, Tensor values, std::vector<Tensor> states, Parts weights,
              std::vector<Tensor> packed, bool need_output, std::optional<Tensor> order, int64_t layout) {
-  return answer([&] { return run_stack(heads, offsets, values, states, weights, packed, need_output, order, layout); });
+  return answer([&] { return run_stack(heads, sizes, values, states, weights, packed, need_output, order, layout); });
 }
 
 Answer backward(Tensor head, Tensor offsets, Tensor values, Parts parts, Parts saved, std::vector<bool> needed,
@@ -252,14 +311,9 @@ Answer backward(Tensor head, Tensor offsets, Tensor values, Parts parts, Parts s
   });
 }
 
-// Python reports the errors, of a call of its own.
-std::vector<Tensor> program(Tensor code, Tensor offsets, std::vector<Tensor> inputs, Parts over, int64_t isa,
+Answer program(Tensor code, Tensor offsets, std::vector<Tensor> inputs, Parts over, int64_t isa,
                             int64_t flags, int64_t threads, bool ascending) {
-  try {
-    return run_program(code, offsets, inputs, over, isa, flags, threads, ascending);
-  } catch (const std::exception&) {
-    return {};
-  }
+  return answer([&] { return run_program(code, offsets, inputs, over, isa, flags, threads, ascending); });
 }
 
 int64_t best_isa() {
@@ -305,13 +359,13 @@ std::tuple<Tensor, Tensor, Tensor> layer(std::string cell, Tensor values, Tensor
   call.projection_size = projects ? state : 0;
   // Read only if gates are saved, which inference does not do; checked anyway.
   call.gate_stride = 4 * ((hidden + 15) / 16 * 16);
-  Tensor head = empty({head_size}, ScalarType::Long);
-  std::memcpy(head.data_ptr(), &call, sizeof(int64_t) * field_count);
-  static_cast<int64_t*>(head.data_ptr())[field_count] = INT64_MAX;  // nothing is saved
+  int64_t fields[head_size];
+  std::memcpy(fields, &call, sizeof(int64_t) * field_count);
+  fields[field_count] = INT64_MAX;  // nothing is saved
   Parts parts = {h};
   if (c.has_value()) parts.push_back(c);
   parts.insert(parts.end(), weights.begin(), weights.end());
-  auto results = run_forward(head, offsets, values, parts, {}, true, false, false, {}, FLAT);
+  auto results = run_forward(fields, offsets, values, parts, {}, true, false, false, {}, FLAT);
   return {results[0], results[1], results.size() > 2 ? results[2] : empty(Shape(0), values.scalar_type())};
 }
 
@@ -321,23 +375,27 @@ const Registration registration([](Registration& to) {
             " bool save, bool need_c, Tensor? order, int layout) -> (Tensor[], int, str?)");
   names.def("backward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor?[] saved, bool[] needed,"
             " bool over_gates, bool over_c, bool in_layout, bool with_steps) -> (Tensor[], int, str?)");
-  names.def("stack(Tensor[] heads, Tensor offsets, Tensor values, Tensor[] states, Tensor?[] weights, Tensor[] packed,"
+  names.def("infer(Tensor heads, Tensor? sizes, Tensor values, Tensor[] states, Tensor?[] weights, Tensor[] packed,"
             " bool need_output, Tensor? order, int layout) -> (Tensor[], int, str?)");
+  names.def("infer_packed(Tensor head, Tensor packed, Tensor values, Tensor? h, Tensor? c, bool need_output, int layout)"
+            " -> (Tensor[], int, str?)");
   names.def("run_program(Tensor code, Tensor offsets, Tensor[] inputs, Tensor?[] over, int isa, int flags,"
-            " int threads, bool ascending) -> Tensor[]");
+            " int threads, bool ascending) -> (Tensor[], int, str?)");
   names.def("layer(str cell, Tensor values, Tensor offsets, Tensor h, Tensor? c, Tensor?[] weights)"
             " -> (Tensor, Tensor, Tensor)");
   auto& cpu = to.of("CPU");
   cpu.impl("forward", TORCH_BOX(&forward));
   cpu.impl("backward", TORCH_BOX(&backward));
-  cpu.impl("stack", TORCH_BOX(&stack));
+  cpu.impl("infer", TORCH_BOX(&infer));
+  cpu.impl("infer_packed", TORCH_BOX(&infer_packed));
   cpu.impl("run_program", TORCH_BOX(&program));
   cpu.impl("layer", TORCH_BOX(&layer));
   for (const char* key : refused) {
     auto& other = to.of(key);
     other.impl("forward", TORCH_BOX(&Refused<&forward>::call));
     other.impl("backward", TORCH_BOX(&Refused<&backward>::call));
-    other.impl("stack", TORCH_BOX(&Refused<&stack>::call));
+    other.impl("infer", TORCH_BOX(&Refused<&infer>::call));
+    other.impl("infer_packed", TORCH_BOX(&Refused<&infer_packed>::call));
     other.impl("run_program", TORCH_BOX(&Refused<&program>::call));
   }
   // Models reach this one by tracing too, whose tensors are wrappers.

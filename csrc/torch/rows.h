@@ -5,8 +5,9 @@
 
 namespace raglane::operators {
 
-// The numbers of Table in packing/flat_values.py.
-enum Layout : int64_t { FLAT, BATCH_FIRST, TIME_FIRST, PACK, EVEN_BATCH_FIRST, EVEN_TIME_FIRST };
+// The numbers of RowTable in packing/flat_values.py. From EVEN_BATCH_FIRST on all lengths are equal, and rows have
+// the order of flat values: (B, T, D); (T, B, D) with one step or one sequence; one step (B, D) or (D); one sequence (T, D).
+enum Layout : int64_t { FLAT, BATCH_FIRST, TIME_FIRST, PACK, EVEN_BATCH_FIRST, EVEN_TIME_FIRST, STEP, ONE };
 
 class Rows : public Held {
  public:

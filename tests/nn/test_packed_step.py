@@ -13,8 +13,9 @@ from torch import Tensor
 import raglane as rl
 from every_layer import parts
 from raglane.errors import ArgumentTypeError, ShapeError
+from raglane.native import library
 from raglane.native.library import operators
-from raglane.nn.recurrent import call
+from raglane.nn.recurrent import at_once, call
 
 pytestmark = pytest.mark.host
 
@@ -37,7 +38,7 @@ def count_fast_steps(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether each step has used the fast path."""
     if operators() is None:
         pytest.skip("raglane was installed without torch's operators")
-    original, used = call.step, list[bool]()
+    original, used = at_once.step, list[bool]()
 
     def counted(*args: Any) -> Any:
         result = original(*args)
@@ -71,15 +72,17 @@ def test_has_the_bits_of_a_call(
     )
     inputs = torch.randn(4, *shape).to(torch.float32 if is_int8 else dtype)
     with torch.no_grad():
-        wanted = steps(layer, inputs)
+        unpacked = steps(layer, inputs)
+        assert fast == [True] * 3  # the first step has no state
         (rl.quantize if is_int8 else rl.pack_weights)(layer)
-        if is_int8:  # a hook prevents the fast path
-            with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
-                wanted = steps(layer, inputs)
+        with torch.nn.modules.module.register_module_forward_hook(lambda *_: None):
+            wanted = steps(layer, inputs)  # a hook prevents the fast path
         fast.clear()
         got = steps(layer, inputs)
-    assert fast == [True] * 3  # the first step has no state
-    assert all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+    assert fast == [True] * 3
+    for results in (got,) if is_int8 else (got, unpacked):
+        pairs = zip(results, wanted, strict=True)
+        assert all(a.shape == b.shape and torch.equal(a, b) for a, b in pairs)
 
 
 def prepared() -> tuple[Any, Tensor, Any]:
@@ -112,7 +115,7 @@ def test_changed_weights(fast: list[bool]) -> None:
         other = rl.nn.LSTM(5, 17)
         other.load_state_dict(layer.state_dict())
         assert torch.equal(got, other.step(x_t, state)[0])
-    assert not any(fast)
+    assert fast == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -173,3 +176,88 @@ def test_results_do_not_share_memory(fast: list[bool]) -> None:
         out, (h, c) = layer.step(x_t, state)
     assert fast == [True]
     assert len({part.data_ptr() for part in (out, h, c, x_t, *state)}) == 6
+
+
+def test_a_function_mode_sees_the_whole_call(fast: list[bool]) -> None:
+    layer, x_t, state = prepared()
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    with torch.no_grad():
+        wanted = layer.step(x_t, state)[0]
+        with Mode():
+            assert layer.step(x_t, state)[0].equal(wanted)
+    assert fast == [True, False]
+
+
+def test_two_directions_have_no_step(fast: list[bool]) -> None:
+    layer = rl.pack_weights(rl.nn.GRU(5, 17, bidirectional=True).eval())
+    with torch.no_grad():
+        layer(torch.zeros(1, 3, 5))
+        with pytest.raises(ArgumentTypeError, match="a layer of one direction"):
+            layer.step(torch.zeros(3, 5), torch.zeros(2, 3, 17))
+    assert fast == [False]
+
+
+def test_a_changed_bias_ends_it(fast: list[bool]) -> None:
+    layer, x_t, state = prepared()
+    layer.bias = False
+    with torch.no_grad():
+        found = layer.step(x_t, state)[0]
+    other = rl.nn.LSTM(5, 17, bias=False)
+    other.load_state_dict({name: layer.state_dict()[name] for name in other.state_dict()})
+    with torch.no_grad():
+        assert found.equal(other.step(x_t, state)[0])
+    assert fast == [True, True]
+
+
+def test_episodes_in_two_layouts_do_not_mix(fast: list[bool]) -> None:
+    """A step whose state is no tensor with a row for each stream is refused, not run without resets."""
+    layer, x_t, state = prepared()
+    with torch.no_grad(), pytest.raises((ShapeError, ArgumentTypeError)):
+        layer.step(x_t, (state[0][:, :2], state[1]), resets=torch.tensor([True, False, True]))
+    assert not fast
+
+
+def test_wrong_tensors_of_the_operator() -> None:
+    """The operator can be called by anyone."""
+    loaded = operators()
+    if loaded is None:
+        pytest.skip("raglane was installed without torch's operators")
+    layer, x_t, (h, c) = prepared()
+    plan: Any = call.plan_of(layer, layer._weights(), x_t)
+    packed = plan.stored.packed_for(layer._weights())[0]
+    head = plan.kernel.head(packed)
+
+    def status(*arguments: Any) -> int:
+        return int(loaded.infer_packed(*arguments)[1])
+
+    assert status(head, packed, x_t, h, c, True, 6) == library.OK
+    wrong: list[tuple[Any, ...]] = [
+        (head[:-1], packed, x_t, h, c, True, 6),
+        (head.int(), packed, x_t, h, c, True, 6),
+        (torch.cat([head, head]), packed, x_t, h, c, True, 6),
+        (head, packed[:-1], x_t, h, c, True, 6),
+        (head, packed.float(), x_t, h, c, True, 6),
+        (head, torch.zeros_like(packed), x_t, h, c, True, 6),
+        (head, packed, x_t[:, :4], h, c, True, 6),
+        (head, packed, x_t.double(), h, c, True, 6),
+        (head, packed, x_t[None], h, c, True, 6),
+        (head, packed, x_t, h, None, True, 6),
+        (head, packed, x_t, None, c, True, 6),
+        (head, packed, x_t, h[:, :2], c, True, 6),
+        (head, packed, x_t, h, c[..., :16], True, 6),
+        (head, packed, x_t, h, c.double(), True, 6),
+        (head, packed, x_t, h, c, True, 7),
+        (head, packed, x_t, h, c, True, 4),
+        *[(head, packed, x_t, h, c, True, layout) for layout in (-1, 0, 1, 3, 8)],
+    ]
+    for arguments in wrong:
+        assert status(*arguments) == library.BAD_ARGUMENT
+    short = x_t.clone()
+    short.untyped_storage().resize_(8)
+    assert status(head, packed, short, h, c, True, 6) == library.BAD_ARGUMENT

@@ -15,6 +15,7 @@ import raglane as rl
 from every_layer import parts
 from raglane.errors import ArgumentTypeError, RaglaneError, ShapeError
 from raglane.kernels.cpu import backend
+from raglane.kernels.cpu.layer import heads_of
 from raglane.native import library
 from raglane.nn.recurrent import call, inputs
 
@@ -41,15 +42,17 @@ KINDS = "ragged", "dense", "padded", "pack", "one", "one step", "strided"
 
 @pytest.fixture
 def stacks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Return a list to which each call of a stack appends True if C ran it."""
+    """Return a list to which each call in inference appends True if C ran it at once."""
     ran: list[bool] = []
 
-    def run_stack(*arguments: Any) -> Any:
-        result = backend.run_stack(*arguments)
+    infer = backend.infer
+
+    def counted(*arguments: Any) -> Any:
+        result = infer(*arguments)
         ran.append(result is not None)
         return result
 
-    monkeypatch.setattr(call, "run_stack", run_stack)
+    monkeypatch.setattr(backend, "infer", counted)
     return ran
 
 
@@ -112,7 +115,7 @@ def test_inference_has_the_bits_of_a_recorded_call(
                 assert_equal((None, final), (None, wanted[1]))
                 found = layer(given, state, **arguments)
             assert_equal(found, layer(given, state, **arguments))
-            assert stacks == [True] * (3 if layers > 1 else 0)
+            assert stacks == [True] * 3
 
 
 @pytest.mark.parametrize("is_int8", [False, True])
@@ -137,7 +140,7 @@ def test_frozen_stacks_and_their_steps(
         found = run()
         assert stacks
         assert all(stacks)
-        monkeypatch.setattr(call, "run_stack", lambda *_: None)
+        monkeypatch.setattr(backend, "infer", lambda *_: None)
         torch.manual_seed(1)
         wanted = run()
     assert all(one.equal(other) for one, other in zip(found, wanted, strict=True))
@@ -230,17 +233,21 @@ def test_random_sizes_of_a_stack_are_refused_or_inside() -> None:
     layer = rl.nn.GRU(5, 4, 2)
     weights = layer._weights()
     plan = call.plan_of(layer, weights, torch.zeros(1, 5))
-    heads = [kernel.head(None) for kernel in plan.kernels]
+    heads = heads_of(plan.kernels, ())
     flat = [weight for direction in weights for weight in direction]
     values, offsets = torch.randn(6, 5), torch.tensor([0, 2, 6])
     state = torch.zeros(2, 2, 4)
 
     def status(*arguments: Any) -> int:
-        return int(operators.stack(*arguments)[1])
+        return int(operators.infer(*arguments)[1])
 
     assert status(heads, offsets, values, [state], flat, [], True, None, 0) == library.OK
     wrong: list[tuple[Any, ...]] = [
-        ([], offsets, values, [state], flat, [], True, None, 0),
+        (heads[:0], offsets, values, [state], flat, [], True, None, 0),
+        (heads[:-1], offsets, values, [state], flat, [], True, None, 0),
+        (heads.int(), offsets, values, [state], flat, [], True, None, 0),
+        (heads, None, values, [state], flat, [], True, None, 0),
+        (heads, offsets, values, [state], [], [], True, None, 0),
         (heads, offsets, values, [state, state], flat, [], True, None, 0),
         (heads, offsets, values, [state[:1]], flat, [], True, None, 0),
         (heads, offsets, values, [state[:, :1]], flat, [], True, None, 0),
@@ -250,10 +257,13 @@ def test_random_sizes_of_a_stack_are_refused_or_inside() -> None:
         (heads, offsets, values, [state], [*flat[5:], *flat[:5]], [], True, None, 0),
         (heads, offsets, values, [state], flat, [torch.zeros(64)], True, None, 0),
         (heads, offsets, values, [state], flat, [torch.zeros(64)] * 2, True, None, 0),
-        (heads[::-1], offsets, values, [state], flat, [], True, None, 0),
+        (heads.view(2, -1).flip(0).flatten(), offsets, values, [state], flat, [], True, None, 0),
         (heads, offsets + 1, values, [state], flat, [], True, None, 0),
         (heads, offsets, values, [state], flat, [], True, None, 4),
-        (heads, offsets, values, [state], flat, [], True, None, 6),
+        (heads, None, values, [state], flat, [], True, None, 6),
+        (heads, None, values, [state], flat, [], True, None, 7),
+        (heads, None, values, [state], flat, [], True, None, 8),
+        (heads, None, values, [state[:, 0]], flat, [], True, None, 4),
         (heads, offsets, values[None].expand(2, 6, 5), [state], flat, [], True, None, 5),
     ]
     for arguments in wrong:

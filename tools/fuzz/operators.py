@@ -282,7 +282,7 @@ def calls() -> list[Call]:
 
         return call
 
-    in_cpp = ("forward", "backward", "run_program", "stack")
+    in_cpp = library.Operators._fields
     wrapped = [recorded(*pair) for pair in zip(in_cpp, operators, strict=True)]
 
     def recorded_step(name: str) -> Any:

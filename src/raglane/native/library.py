@@ -274,7 +274,8 @@ class Operators(NamedTuple):
     forward: Any
     backward: Any
     run_program: Any
-    stack: Any
+    infer: Any
+    infer_packed: Any
 
 
 @cache
@@ -292,7 +293,8 @@ def operators() -> Operators | None:
             raglane.forward.default._op,
             raglane.backward.default._op,
             raglane.run_program.default._op,
-            raglane.stack.default._op,
+            raglane.infer.default._op,
+            raglane.infer_packed.default._op,
         )
     except (OSError, RuntimeError, AttributeError):
         return None

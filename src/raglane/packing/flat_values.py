@@ -55,15 +55,10 @@ class RowTable(NamedTuple):
     batch_dim: int | None  # as in :class:`Layout`
     sizes: Tensor  # of a padded tensor its lengths, of a pack its batch sizes
     order: Tensor | None = None  # the ``sorted_indices`` of a pack
-    # True if all lengths are equal, and the elements have the order of flat values; then ``sizes``
-    # is not read, and there are no gradients.
-    is_even: bool = False
 
     @property
     def number(self) -> int:
         """The number of the layout in ``csrc/torch/rows.h``."""
-        if self.is_even:
-            return 5 if self.batch_dim else 4
         return 3 if self.batch_dim is None else 1 + self.batch_dim
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -32,6 +33,7 @@ from raglane.kernels.cpu.layer import (
     TableRefusedError,
     Tensors,
     are_hooked,
+    heads_of,
     is_last_use,
     kind_of,
     layer_of,
@@ -226,34 +228,38 @@ def run_table(
     return output if need_output else None, tuple(final)
 
 
-def run_stack(
+def infer(
     layers: tuple[Layer, ...],
-    rows: Tensor | RowTable,
-    values: Tensor,
-    states: tuple[Any, ...],
-    weights: tuple[Any, ...],
-    need_output: bool,
     packed: tuple[Tensor, ...],
+    sizes: Tensor | None,
+    values: Tensor,
+    states: Sequence[Any],
+    weights: Sequence[Any],
+    need_output: bool,
+    order: Tensor | None,
+    layout: int,
 ) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
-    """Run a stack of layers by one call of C, for inference; return its output and final states.
+    """Run the layers of a stack by one call of C, for inference; return its output and final states.
 
-    ``rows`` are the offsets, or a table, whose layout values and output then have. ``weights`` are
-    those of one layer after the other. Return None if C cannot run the call.
+    ``weights`` are those of one layer after the other, not read if there are ``packed`` ones.
+    ``layout`` is one of ``csrc/torch/rows.h``, which values and output have, and ``sizes`` are what
+    it needs: offsets, lengths, batch sizes or nothing. Return None if C cannot run the call.
     """
     run = library.operators()
     if run is None:
         return None
-    order = None
-    layout = 0  # flat
-    if isinstance(rows, RowTable):
-        order = rows.order
-        layout = rows.number
-        rows = rows.sizes
-    heads = [layer.head(packed[index] if packed else None) for index, layer in enumerate(layers)]
+    heads = heads_of(layers, packed)
     try:
-        results, status, _ = run.stack(
-            heads, rows, values, states, weights, packed, need_output, order, layout
-        )
+        if packed and sizes is None and len(layers) == 1:
+            h, c = (*states, None, None)[:2]
+            results, status, _ = run.infer_packed(
+                heads, packed[0], values, h, c, need_output, layout
+            )
+        else:
+            given = () if packed else weights
+            results, status, _ = run.infer(
+                heads, sizes, values, states, given, packed, need_output, order, layout
+            )
     except NO_MEMORY:
         return None
     if status:

@@ -419,6 +419,20 @@ def offsets_of_steps(batch: int) -> Tensor:
     return _few_offsets(batch) if batch <= _MOST_STEPS else torch.arange(batch + 1, device="cpu")
 
 
+def heads_of(layers: tuple[Layer, ...], packed: tuple[Tensor, ...]) -> Tensor:
+    """Return the heads of the layers of a stack, one after the other."""
+    if len(layers) == 1:
+        return layers[0].head(packed[0] if packed else None)
+    return _joined(
+        *[layer.head(packed[index] if packed else None) for index, layer in enumerate(layers)]
+    )
+
+
+@lru_cache(maxsize=64)
+def _joined(*heads: Tensor) -> Tensor:
+    return torch.cat(heads)
+
+
 def layer_of(
     cell: str,
     offsets: Any,

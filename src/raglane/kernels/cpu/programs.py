@@ -113,17 +113,17 @@ def _run_by_operator(
     if [*map(len, inputs)] != [*map(len, encoded.shapes)]:
         return None
     reused = [over.get(index) for index in range(len(encoded.program.outputs))]
-    new = len(reused) - len(over) + len(encoded.shapes[2])
-    # torch's tracer cannot record such a call, and ends the process. A call without new tensors
-    # returns the empty list of a failure.
-    if is_jit_traced() or operators is None or not new:
+    # torch's tracer cannot record such a call, and ends the process.
+    if is_jit_traced() or operators is None:
         return None
     settings = kernels.numbers[kernels.isa], kernels.flags, kernels.threads(), ascending
     try:
-        results = operators.run_program(encoded.code, offsets, [*chain(*inputs)], reused, *settings)
+        results, status, _ = operators.run_program(
+            encoded.code, offsets, [*chain(*inputs)], reused, *settings
+        )
     except NO_MEMORY:
         return None
-    if len(results) != new:
+    if status:
         return None
     following = iter(results)
     outputs = [next(following) if tensor is None else tensor for tensor in reused]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.modules import module as _module
 
 from raglane._utils.checks import check_fits, check_storage
 from raglane._utils.tracing import (
@@ -22,11 +20,11 @@ from raglane._utils.tracing import (
 )
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import CellSpec
-from raglane.errors import ArgumentTypeError, DispatchError, RaglaneError, ShapeError
+from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
 from raglane.kernels import dispatch, program, reference
 from raglane.kernels.contract import Backend, InputKind, Packed, Request, Traits, zero_state
-from raglane.kernels.cpu.backend import run_layer, run_stack, run_table
-from raglane.kernels.cpu.layer import Layer, find_layer, offsets_of_steps
+from raglane.kernels.cpu.backend import run_layer, run_table
+from raglane.kernels.cpu.layer import Layer, find_layer
 from raglane.kernels.triton import launch
 from raglane.native.library import has_cell, leave_lost_threads
 from raglane.nn.recurrent.inputs import Inputs, check_input, flatten_resets, read
@@ -34,7 +32,6 @@ from raglane.nn.recurrent.packed_weights import PackedWeights, packed_weights
 from raglane.nn.recurrent.regularisation import regularised
 from raglane.nn.recurrent.resets import Pieces, check_lengths, check_resets, resetting, split
 from raglane.nn.recurrent.stack import Stack, State, one_or_tuple, plans
-from raglane.packing.flat_values import RowTable
 from raglane.ragged import Ragged
 
 # The offsets of a request whose values have another layout than the flat one.
@@ -47,7 +44,8 @@ _NO_OFFSETS = torch.empty(0, dtype=torch.int64, device="cpu")
 class CallPlan:
     """The values that all calls of a layer share, cached until one of ``facts`` changes."""
 
-    facts: tuple[Any, ...]
+    facts: tuple[Any, ...]  # the first are the layer's settings
+    override: tuple[str, str]  # of :func:`raglane.use_backend`
     cell: CellSpec  # the layer's equations
     run_cell: CellSpec  # the same with regularisation
     state_sizes: tuple[int, ...]  # of ``cell``
@@ -59,6 +57,7 @@ class CallPlan:
     backend: Backend
     schedule: str
     stored: PackedWeights | None  # from ``rl.pack_weights``, if this plan can use them
+    reads_packed: bool  # with these settings the layer's weights are those that were packed
     # The backend validates the input and ``hx``. If it raises, they are checked again, to name the
     # layer's arguments.
     checks_late: bool
@@ -144,8 +143,10 @@ def _make_plan(
     kernels: tuple[Layer, ...] = ()
     if is_plain and not has_more_parts and not is_jit_traced():
         kernels = _kernels_of(layer, cell, need_states, data.dtype)
+    stored = _usable_weights(layer) if is_cpu else None
     return CallPlan(
         facts=facts,
+        override=dispatch.override(),
         cell=cell,
         run_cell=run_cell,
         state_sizes=layer.state_sizes,
@@ -156,7 +157,8 @@ def _make_plan(
         has_own_initial=has_own_initial,
         backend=dispatch.BACKENDS[backend],
         schedule=schedule,
-        stored=_usable_weights(layer) if is_cpu else None,
+        stored=stored,
+        reads_packed=_are_packed(stored, weights),
         checks_late=checks_late,
         is_jit_traced=is_jit_traced(),
         kernels=kernels,
@@ -193,6 +195,11 @@ def _usable_weights(layer: Stack) -> PackedWeights | None:
     if stored is not None and stored.is_int8 and layer.training:
         return None
     return stored
+
+
+def _are_packed(stored: PackedWeights | None, weights: tuple[Any, ...]) -> bool:
+    """Return True if a layer's weights are the packed ones."""
+    return stored is not None and bool(stored.packed_for(weights))
 
 
 def _warn(layer: Stack, traits: Traits) -> None:
@@ -237,10 +244,6 @@ def run(
         starts = flatten_resets(resets, lengths, layer.batch_first)
         check_lengths(batch, starts)
         pieces = _pieces_of(plan, weights, batch, starts)
-    if len(plan.kernels) > 1 and pieces is None:
-        result = _run_stack(plan, inputs, weights, hx, need_output)
-        if result is not None:
-            return result
     if not plan.checks_late:
         return _run(
             layer, plan, inputs, weights, hx, pieces, need_output, need_states, keeps_layout
@@ -285,94 +288,6 @@ def _resets_in_steps(
         )
     on_device = plan.backend is program.GPU and resets.device == batch.device
     return is_exporting() or (on_device and not needs_pieces)
-
-
-def _has_hooks(layer: Stack) -> bool:
-    """Return True if a call of a module runs more than the method of its class."""
-    return bool(
-        layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._compiled_call_impl
-        or "forward" in vars(layer)
-        or _module._global_forward_hooks
-        or _module._global_forward_pre_hooks
-    )
-
-
-def step(layer: Stack, x_t: Tensor, state: Any) -> tuple[Tensor, State] | None:
-    """Run one step of a layer with packed weights by the fast path; None if it needs :func:`run`."""
-    if torch.is_grad_enabled() or records_operators() or _has_hooks(layer):
-        return None
-    weights = layer._weights()
-    plan = plan_of(layer, weights, x_t, kind="dense")
-    if not plan.kernels or plan.stored is None or forward_ad._current_level >= 0:
-        return None
-    count = len(plan.state_sizes)
-    states = (state,) if count == 1 else state
-    packed = plan.stored.packed_for(weights)
-    if not packed or not isinstance(states, tuple | list) or len(states) != count:
-        return None
-    leave_lost_threads()
-    offsets = offsets_of_steps(x_t.shape[0] if x_t.dim() == 2 else 1)
-    if plan.kernel is None:
-        whole = run_stack(
-            plan.kernels, offsets, x_t, tuple(states), _flat_of(weights), True, packed
-        )
-        return None if whole is None else (cast(Tensor, whole[0]), one_or_tuple(whole[1]))
-    try:
-        result = plan.kernel.forward(
-            offsets,
-            (x_t, *states, *weights[0]),
-            need_output=True,
-            save=False,
-            need_c=False,
-            packed=packed[0],
-        )
-    except RaglaneError:
-        return None  # the whole call names the layer's arguments
-    return cast(Tensor, result.output), one_or_tuple(result.final)
-
-
-def _run_stack(
-    plan: CallPlan, inputs: Inputs, weights: tuple[Any, ...], hx: Any, need_output: bool
-) -> tuple[Any, Any] | None:
-    """Run a stack of layers by one call of C, for inference; None if it needs :func:`_run`."""
-    if not _runs_at_once(plan, hx):
-        return None
-    states = () if hx is None else _states_of(plan, inputs, hx)
-    packed = plan.stored.packed_for(weights) if plan.stored is not None else ()
-    leave_lost_threads()
-    table = None if inputs.find_table is None else inputs.find_table()
-    if table is not None:
-        rows: Tensor | RowTable = table
-        values = inputs.data
-        restore = inputs.restore_layout
-    else:
-        batch, restore = inputs.flat or inputs.flattened()
-        rows = batch._offsets
-        values = batch._values
-    result = run_stack(plan.kernels, rows, values, states, _flat_of(weights), need_output, packed)
-    if result is None:
-        return None
-    output, final = result
-    if not inputs.is_batched:
-        final = tuple([state.squeeze(1) for state in final])
-    return None if output is None else restore(output), one_or_tuple(final)
-
-
-def _runs_at_once(plan: CallPlan, hx: Any) -> bool:
-    """Return True if nothing records a call, and ``hx`` has the tensors of a state."""
-    if torch.is_grad_enabled() or records_operators() or forward_ad._current_level >= 0:
-        return False
-    states = (hx,) if len(plan.state_sizes) == 1 else hx
-    if hx is None or not isinstance(states, tuple | list) or len(states) != len(plan.state_sizes):
-        return hx is None
-    return all(isinstance(state, Tensor) for state in states)
-
-
-def _flat_of(weights: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the weights of all layers and directions one after the other."""
-    return tuple(chain.from_iterable(weights))
 
 
 def _run_kernel(

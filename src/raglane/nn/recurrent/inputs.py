@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.checks import check_dense, check_storage
-from raglane._utils.tracing import index_arithmetic, is_transformed
+from raglane._utils.tracing import index_arithmetic
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Dense, InputKind, Packed
 from raglane.packing.convert import flatten_packed, flatten_padded
@@ -119,7 +119,6 @@ def _read_one(sequence: Tensor, batch_first: bool) -> Inputs:
         lambda: (_even(sequence, 1, steps), _unchanged),
         layout,
         lambda output: output.squeeze(batch_dim),
-        None if layout is None else partial(_even_table, data, batch_dim),
         kind="dense",
         is_batched=False,
         count=1,
@@ -145,27 +144,18 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
         return padded if batch_first else padded.transpose(0, 1).contiguous()
 
     layout = Dense(batch_first) if input.numel() else None
-    find_table: Callable[[], RowTable | None] | None = None
-    if batch_first or count == 1 or steps == 1:
-        if layout is not None:
-            find_table = partial(_even_table, input, 0 if batch_first else 1)
-    else:
-        find_table = partial(_dense_table, input)
+    is_flat = batch_first or count == 1 or steps == 1
+    find_table = None if is_flat else partial(_dense_table, input)
     return Inputs(input, flatten, layout, find_table=find_table, kind="dense", count=count)
 
 
 def _dense_table(input: Tensor) -> RowTable | None:
-    return table_of_padded(input, _even_lengths(*input.shape[:2]), batch_first=False)
-
-
-def _even_table(input: Tensor, batch_dim: int) -> RowTable | None:
-    """Return the table of a tensor whose flat values are a view; None if gradients need the view."""
-    is_plain = type(input) is Tensor and not torch.is_grad_enabled() and not is_transformed(input)
-    return RowTable(batch_dim, input, is_even=True) if is_plain else None
+    return table_of_padded(input, even_lengths(*input.shape[:2]), batch_first=False)
 
 
 @lru_cache(maxsize=64)
-def _even_lengths(steps: int, count: int) -> Tensor:
+def even_lengths(steps: int, count: int) -> Tensor:
+    """Return the lengths of ``count`` sequences of ``steps`` elements, kept: not to be changed."""
     return torch.full((count,), steps, dtype=torch.int64, device="cpu")
 
 

@@ -13,7 +13,8 @@ from raglane._utils.checks import check_flag
 from raglane._utils.tracing import are_transforms_active, is_exporting, never_traced
 from raglane.errors import ArgumentTypeError, DispatchError, ShapeError
 from raglane.kernels.triton.places import LONG
-from raglane.nn.recurrent.call import run, step
+from raglane.nn.recurrent.at_once import infer, step
+from raglane.nn.recurrent.call import run
 from raglane.nn.recurrent.carry import carried
 from raglane.nn.recurrent.stack import Stack, State, one_or_tuple
 from raglane.ragged import Ragged
@@ -174,6 +175,10 @@ class RecurrentLayer(Stack):
             # cannot resume a graph within a transformation of torch.func.
             options = {"return_output": return_output, "_with_states": _with_states}
             return _outside_of_graphs(self, input, hx, lengths=lengths, resets=resets, **options)
+        if resets is None and not _with_states and not torch.is_grad_enabled():
+            result = infer(self, input, hx, lengths, return_output)
+            if result is not None:
+                return result
         return run(self, input, hx, lengths, resets, return_output, _with_states)
 
     def with_states(
@@ -261,6 +266,11 @@ class RecurrentLayer(Stack):
             >>> done = torch.tensor([False, True])
             >>> out, state = layer.step(x_t, state, resets=done)  # the second stream begins anew
         """
+        is_plain = type(self).forward is RecurrentLayer.forward
+        if resets is None and state is not None and is_plain:
+            result = step(self, x_t, state)
+            if result is not None:
+                return result
         _check_step(self, x_t, state is None or resets is not None)
         if resets is not None:
             _check_step_resets(x_t, resets)
@@ -268,11 +278,10 @@ class RecurrentLayer(Stack):
             if restarted is not None:
                 state = restarted
                 resets = None
-        is_plain = type(self).forward is RecurrentLayer.forward
-        if resets is None and state is not None and is_plain:
-            result = step(self, x_t, state)
-            if result is not None:
-                return result
+            if resets is None and state is not None and is_plain:
+                result = step(self, x_t, state)
+                if result is not None:
+                    return result
         time = 1 if self.batch_first and x_t.dim() == 2 else 0
         marks = None if resets is None else resets.unsqueeze(time)
         output, state = self(x_t.unsqueeze(time), state, resets=marks)

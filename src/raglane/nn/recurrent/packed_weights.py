@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from functools import cache
 from itertools import chain
+from operator import attrgetter
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -158,7 +160,8 @@ def _pack(layer: Stack, dtype: torch.dtype | None) -> str | None:
         return reason
     packed = [_packed(layer, weights, depth, dtype) for depth in range(layer.num_layers)]
     _watch_optimizers()
-    _packed_weights[layer] = PackedWeights(tensors, packed)
+    parameters = layer._parameters if layer._weights_are_parameters else {}
+    _packed_weights[layer] = PackedWeights(tensors, packed, parameters)
     plans.pop(layer, None)
     return None
 
@@ -221,71 +224,85 @@ def _packed(
 # ---- packed weights and their validity -----------------------------------------------------------
 
 
-class _Original(NamedTuple):
-    weight: Tensor
-    version: int
-    address: int
-    strides: tuple[int, ...]
-    is_neg: bool
-    alias: Tensor
+_version = attrgetter("_version")
+
+
+def _facts_of(weights: Sequence[Tensor]) -> tuple[list[Any], ...]:
+    """Return what changes if the numbers of weights do; ``map`` reads them in C.
+
+    Strides and the negative bit are among them because they change the values that are read from
+    the same memory.
+    """
+    return (
+        [*map(_version, weights)],
+        [*map(Tensor.data_ptr, weights)],
+        [*map(Tensor.stride, weights)],
+        [*map(Tensor.is_neg, weights)],
+    )
+
+
+class _Stored(NamedTuple):
+    weights: tuple[Tensor, ...]  # the original ones
+    places: list[int]  # the id of each
+    facts: tuple[list[Any], ...]
+    names: tuple[str, ...]  # among the layer's parameters; () if one is no parameter
+    packed: tuple[Any, ...]
+    # They keep the memory allocated, so no other tensor can get its address.
+    aliases: tuple[Tensor, ...]
 
 
 class PackedWeights:
     """The packed weights of a layer, valid until one of the original tensors changes."""
 
-    __slots__ = ("_originals", "_packed", "is_int8")
+    __slots__ = ("_stored", "is_int8")
 
-    def __init__(self, weights: Sequence[Tensor], packed: Sequence[Any]) -> None:
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        packed: Sequence[Any],
+        parameters: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.is_int8 = packed[0].dtype is torch.int8
-        # The alias keeps the memory allocated, so no other tensor can get its address. Strides and
-        # the negative bit are compared because they change the values that are read from the same
-        # memory.
-        self._originals = [
-            _Original(
-                weight,
-                weight._version,
-                weight.data_ptr(),
-                weight.stride(),
-                weight.is_neg(),
-                weight.detach(),
-            )
-            for weight in weights
-        ]
-        self._packed = tuple(packed)
+        by_place = {id(tensor): name for name, tensor in parameters.items()}
+        names = tuple([by_place.get(id(weight), "") for weight in weights])
+        self._stored: _Stored | None = _Stored(
+            tuple(weights),
+            [*map(id, weights)],
+            _facts_of(weights),
+            names if all(names) else (),
+            tuple(packed),
+            tuple([weight.detach() for weight in weights]),
+        )
 
     def packed_for(self, weights: Sequence[Any]) -> tuple[Any, ...]:
         """Return the packed form of these weights, () for others; discard it if one has changed."""
-        # Copied first, because another thread may discard them.
-        originals = self._originals
-        packed = self._packed
-        count = 0
-        for weight in chain(*weights):
-            if weight is None:
-                continue
-            if count == len(originals):
-                return ()
-            original, version, address, strides, is_neg, _ = originals[count]
-            if weight is not original:
-                return ()  # replaced for one call, e.g. by torch.func.functional_call
-            if (
-                weight._version != version
-                or weight.data_ptr() != address
-                or weight.stride() != strides
-                or weight.is_neg() is not is_neg
-            ):
-                self._discard()
-                return ()
-            count += 1
-        return packed if count == len(originals) else ()
+        # Read once, because another thread may discard them.
+        stored = self._stored
+        if stored is None:
+            return ()
+        existing = [weight for weight in chain(*weights) if weight is not None]
+        # Others replace them for one call, e.g. those of torch.func.functional_call.
+        if [*map(id, existing)] != stored.places:
+            return ()
+        if _facts_of(existing) != stored.facts:
+            self._stored = None
+            return ()
+        return stored.packed
+
+    def packed_of(self, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Do the same for a layer whose weights are its parameters; () also if they are not."""
+        stored = self._stored
+        if stored is None or not stored.names:
+            return ()
+        if [*map(id, map(parameters.get, stored.names))] != stored.places:
+            return ()
+        return stored.packed if _facts_of(stored.weights) == stored.facts else ()
 
     def discard_if_any(self, weights: AbstractSet[int]) -> None:
         """Discard the packed weights if the set has the id of one of the originals."""
-        if any(id(original.weight) in weights for original in self._originals):
-            self._discard()
-
-    def _discard(self) -> None:
-        self._packed = ()
-        self._originals = []
+        stored = self._stored
+        if stored is not None and not weights.isdisjoint(stored.places):
+            self._stored = None
 
 
 # Not an attribute of the layers, so that copies and pickles have no packed weights.

@@ -95,6 +95,8 @@ class Stack(torch.nn.Module):
     zoneout = _share("zoneout")
     # The facts of a call plan, read in every call; an attrgetter reads them in C.
     _settings: ClassVar[Callable[[Any], tuple[Any, ...]]] = settings_of("cell")
+    # True if the weights depend on nothing but settings and parameters.
+    _weights_are_parameters: ClassVar[bool] = False
 
     @property
     @abstractmethod

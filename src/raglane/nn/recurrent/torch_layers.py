@@ -35,7 +35,8 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
     # A cell with other equations than torch's; a class attribute for layers that ``rl.accelerate``
     # converts.
     _variant: CellSpec | None = None
-    _settings = settings_of("mode", "_variant", "proj_size")
+    _settings = settings_of("mode", "_variant", "proj_size", "bias")
+    _weights_are_parameters = True
 
     def __init__(
         self,
