@@ -53,9 +53,9 @@ template <class S> inline constexpr bool is_operand = sizeof(S) == sizeof(typena
 
 // Words of a number of an operand's numbers.
 template <class S> inline int64_t words(int64_t numbers) {
-  if (in_bytes<S>) return (numbers + 3) / 4;
-  if (!in_pairs<S>) return numbers;
-  return (numbers + 2 * whole_words - 1) / (2 * whole_words) * whole_words;
+  if (!in_pairs<S> && !in_bytes<S>) return numbers;
+  const int64_t in_whole = (in_bytes<S> ? 4 : 2) * whole_words;
+  return (numbers + in_whole - 1) / in_whole * whole_words;
 }
 
 // Words of a whole operand.
@@ -158,7 +158,7 @@ void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
 template <class S, bool STRIDED = false>
 inline void multiply(int rows, int vectors, const Product<typename Arithmetic<S>::type>& product) {
 #if defined(RAGLANE_TILES)
-  return multiply_in_tiles(rows, vectors, product);
+  return multiply_in_tiles<S>(rows, vectors, product);
 #else
   using Kernel = void (*)(const Product<typename Arithmetic<S>::type>&);
   static constexpr Kernel kernels[tile_rows][panel_vectors] = {
