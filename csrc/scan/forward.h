@@ -129,8 +129,8 @@ template <class Cell, class S> class ForwardScan {
     const A *x_scales, *h_scales;
 #endif
 
-    explicit Sums(const Place& place) : Place(place) {
-      for (int r = 0; r < whole_tile; r++) row[r] = memory + r * Cell::slots * Place::slot_size, biases[r] = place.bias;
+    explicit Sums(const Place& place, int rows = whole_tile) : Place(place) {
+      for (int r = 0; r < rows; r++) row[r] = memory + r * Cell::slots * Place::slot_size, biases[r] = place.bias;
       for (int v = 0; v < Cell::gates * place.units; v++)
         of_hidden[v] = Cell::hidden_slot(v / place.units) * Place::slot_size + v % place.units * width;
     }
@@ -204,9 +204,13 @@ template <class Cell, class S> class ForwardScan {
           }
       };
 #if defined(RAGLANE_TILES)
-      step_in_tiles(step, each);
+      const bool one_by_one = lanes.active <= (in_bytes<S> ? tuning::alone_rows_in_bytes : tuning::alone_rows);
 #else
-      each([&](int first, int size, int64_t panel) { tile(step, first, size, panel); });
+      constexpr bool one_by_one = true;
+#endif
+      if (one_by_one) each([&](int first, int size, int64_t panel) { tile(step, first, size, panel); });
+#if defined(RAGLANE_TILES)
+      else step_in_tiles(step, each);
 #endif
       if (projects) project(step, lanes.active, after, next_operand);
       A* swap = before;
@@ -249,12 +253,26 @@ template <class Cell, class S> class ForwardScan {
                                   sums.of_bias, sums.row, sums.of_input});
     multiply<X>(size, vectors, {step.operands + first, weights_.hidden[d].at(panel), weights_.hidden[d].steps(), prepared,
                                 sums.of_hidden, sums.row, sums.of_hidden});
-    finish(step, first, size, sums, sums.row, prepared, [] {});
+    finish(step, first, size, sums, sums.row, prepared, Nothing{});
   }
 
 #if defined(RAGLANE_TILES)
   static constexpr bool splits = Cell::slots > Cell::gates;
   using Products = TileProducts<X, splits>;
+
+  // Between two rows of gates, some steps of the next products; there are none after the last tile.
+  struct WithoutSteps {
+    static constexpr bool reads_integers = in_bytes<S>;
+    RAGLANE_INLINE void operator()() const {}
+  };
+  struct WithSteps {
+    static constexpr bool reads_integers = in_bytes<S>;
+    Products& products;
+    const int steps;
+    RAGLANE_INLINE void operator()() const {
+      for (int i = 0; i < steps; i++) products.advance();
+    }
+  };
 
   // A tile between its products and its gates.
   struct Pending {
@@ -262,7 +280,7 @@ template <class Cell, class S> class ForwardScan {
     const A* prepared[whole_tile];
     int first, size;
 
-    Pending(const Sums::Place& place, int first, int size) : sums(place), first(first), size(size) {}
+    Pending(const Sums::Place& place, int first, int size) : sums(place, size), first(first), size(size) {}
   };
 
   // All tiles of a step. The gates of one are computed while the tile registers make the products of the next.
@@ -278,14 +296,12 @@ template <class Cell, class S> class ForwardScan {
         // Calls of the function below that finish() makes.
         const int calls = (last->size + 1) / 2 * last->sums.units;
         const int at_once = (int)((products.steps() + calls - 1) / calls);
-        finish(step, *last, [&] {
-          for (int i = 0; i < at_once; i++) products.advance();
-        });
+        finish(step, *last, WithSteps{products, at_once});
       }
       products.finish();
       last = tile;
     });
-    if (last) finish(step, *last, [] {});
+    if (last) finish(step, *last, WithoutSteps{});
   }
 
   // Begin the products of a tile with a panel.
@@ -293,7 +309,7 @@ template <class Cell, class S> class ForwardScan {
     const int d = step.d, first = tile.first;
     Sums& sums = tile.sums;
     TileSums at;
-    at.start_words = 0, at.to_words = sums.row[1] - sums.row[0];
+    at.start_words = 0, at.to_words = Cell::slots * sums.slot_size;
     const bool folded = !prepared_.wanted();
     for (int r = 0; r < tile.size; r++) {
       const int64_t element = step.element[first + r];
@@ -360,15 +376,21 @@ template <class Cell, class S> class ForwardScan {
                      load(sums.h_scales + (gate * sums.units + u) * width));
   }
 
-  template <class Meanwhile> void finish(const Step& step, const Pending& tile, Meanwhile&& meanwhile) {
+  template <class Meanwhile> void finish(const Step& step, const Pending& tile, const Meanwhile& meanwhile) {
     finish(step, tile.first, tile.size, tile.sums, tile.sums.row, tile.prepared, meanwhile);
   }
 #endif
 
+  // Of a tile whose products are complete, and have their scales.
+  struct Nothing {
+    static constexpr bool reads_integers = false;
+    RAGLANE_INLINE void operator()() const {}
+  };
+
   // The gates of a tile. meanwhile() is called after each two rows.
   template <class Meanwhile>
   RAGLANE_INLINE void finish(const Step& step, int first, int size, const Sums& sums, const A* const* summed,
-                             const A* const* prepared, Meanwhile&& meanwhile) {
+                             const A* const* prepared, const Meanwhile& meanwhile) {
     for (int begin = 0; begin < size; begin += finished_rows)
       for (int u = 0; u < sums.units; u++)
         finish(step, first + begin, size - begin < finished_rows ? size - begin : finished_rows, u, sums,
@@ -397,7 +419,7 @@ template <class Cell, class S> class ForwardScan {
   // is a long chain of operations: first all up to the final tanh of every cell, then all tanh, then the rest.
   template <class Meanwhile>
   RAGLANE_INLINE void finish(const Step& step, int first, int size, int u, const Sums& sums, const A* const* summed,
-                             const A* const* prepared, Meanwhile&& meanwhile) {
+                             const A* const* prepared, const Meanwhile& meanwhile) {
     int64_t unit = sums.unit + u * width;
     int count = count_at(unit);
     V last[finished_rows], save[finished_rows][Cell::saved + 1], c[finished_rows];
@@ -406,11 +428,11 @@ template <class Cell, class S> class ForwardScan {
     constexpr int together = registers == 32 ? 2 : 1;
     int r = 0;
     for (; r + together <= size; r += together) {
-      open<together>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
+      open<together, Meanwhile::reads_integers>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
       meanwhile();
     }
     for (; r < size; r++) {
-      open<1>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
+      open<1, Meanwhile::reads_integers>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
       meanwhile();
     }
     if constexpr (Cell::ends_in_tanh) squash<A, 0, finished_rows>(last);
@@ -446,7 +468,7 @@ template <class Cell, class S> class ForwardScan {
     }
   }
 
-  template <int ROWS>
+  template <int ROWS, bool INTEGERS>
   RAGLANE_INLINE void open(const Step& step, int first, int u, const Sums& sums, const A* const* summed,
                            const A* const* prepared, V* c, V (*save)[Cell::saved + 1], V* last) {
     V arguments[ROWS][Cell::slots];
@@ -458,7 +480,7 @@ template <class Cell, class S> class ForwardScan {
         const A* from = Cell::only_input(slot) ? prepared[i] : summed[i];
         arguments[i][slot] = load(from + slot * sums.slot_size + u * width);
 #if defined(RAGLANE_TILES)
-        if constexpr (in_bytes<S>) arguments[i][slot] = scaled(step, first + i, slot, u, sums, summed[i], prepared[i]);
+        if constexpr (INTEGERS) arguments[i][slot] = scaled(step, first + i, slot, u, sums, summed[i], prepared[i]);
 #endif
       }
       if constexpr (Cell::has_c) c[i] = load((const A*)step.c + (first + i) * c_stride_ + sums.unit + u * width);
