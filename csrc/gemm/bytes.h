@@ -74,6 +74,12 @@ inline void pack_bytes(const float* from, int real, int64_t depth, int64_t row_s
   }
 }
 
+// A float plus a sum of q * q with the scales of its row and its columns.
+RAGLANE_INLINE F add_bytes(F start, I sums, float scale, F scales) {
+  F sum = __builtin_convertvector(sums, F) * (scale * scales);
+  return start + sum;
+}
+
 // multiply_tile() for int8; `product.depth` counts words, which the scales follow.
 template <int ROWS, int VECTORS> RAGLANE_INLINE void multiply_bytes(const Product<float>& product) {
   constexpr int width = Lanes<float>::width;
@@ -101,12 +107,10 @@ template <int ROWS, int VECTORS> RAGLANE_INLINE void multiply_bytes(const Produc
   }
 #pragma GCC unroll 8
   for (int r = 0; r < ROWS; r++) {
-    F scale = splat_at(row[r] + depth);
 #pragma GCC unroll 8
     for (int v = 0; v < VECTORS; v++) {
-      F scales = scale * load(product.panel + (VECTORS + v) * width);
-      F sum = __builtin_convertvector(sums[r][v], F) * scales;
-      store(product.to[r] + product.to_at[v], load(product.start[r] + product.start_at[v]) + sum);
+      F start = load(product.start[r] + product.start_at[v]), scales = load(product.panel + (VECTORS + v) * width);
+      store(product.to[r] + product.to_at[v], add_bytes(start, sums[r][v], row[r][depth], scales));
     }
   }
 }

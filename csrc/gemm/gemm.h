@@ -53,9 +53,9 @@ template <class S> inline constexpr bool is_operand = sizeof(S) == sizeof(typena
 
 // Words of a number of an operand's numbers.
 template <class S> inline int64_t words(int64_t numbers) {
-  if (in_bytes<S>) return (numbers + 3) / 4;
-  if (!in_pairs<S>) return numbers;
-  return (numbers + 2 * whole_words - 1) / (2 * whole_words) * whole_words;
+  if (!in_pairs<S> && !in_bytes<S>) return numbers;
+  const int64_t in_whole = (in_bytes<S> ? 4 : 2) * whole_words;
+  return (numbers + in_whole - 1) / in_whole * whole_words;
 }
 
 // Words of a whole operand.
@@ -153,12 +153,26 @@ void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
   }
 }
 
+#if defined(RAGLANE_TILES)
+template <class S> inline void multiply_row(int vectors, const Product<typename Arithmetic<S>::type>& product) {
+  switch (vectors) {
+    case 1: return multiply_tile<1, 1, S, false>(product);
+    case 2: return multiply_tile<1, 2, S, false>(product);
+    case 3: return multiply_tile<1, 3, S, false>(product);
+    default: return multiply_tile<1, 4, S, false>(product);
+  }
+}
+#endif
+
 // The same for 1 to panel_vectors vectors and 1 to most_rows(vectors) rows, known at run time; S is the operands' storage
 // type.
 template <class S, bool STRIDED = false>
 inline void multiply(int rows, int vectors, const Product<typename Arithmetic<S>::type>& product) {
 #if defined(RAGLANE_TILES)
-  return multiply_in_tiles(rows, vectors, product);
+  // A row of bytes has no use for tiles. Its sums are the same integers.
+  constexpr int most = in_bytes<S> ? tuning::alone_rows_in_bytes : 0;
+  if (rows > most) return multiply_in_tiles<S>(rows, vectors, product);
+  if constexpr (in_bytes<S>) multiply_row<S>(vectors, product);
 #else
   using Kernel = void (*)(const Product<typename Arithmetic<S>::type>&);
   static constexpr Kernel kernels[tile_rows][panel_vectors] = {

@@ -109,6 +109,9 @@ template <class Cell, class S> class InputProducts {
     }
   }
 
+  // Words from one row of the thread's room to the next.
+  int64_t x_stride() const { return x_stride_; }
+
   // An element's input in words: the values themselves, or a copy in row `place` of the thread's room.
   const A* row(int64_t element, int thread, int place) const {
     const S* row = values_ + element * input_size_;

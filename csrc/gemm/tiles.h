@@ -53,6 +53,12 @@ template <int VECTORS, class With> RAGLANE_INLINE void each_tile(With&& with) {
   if constexpr (VECTORS > 3) with.template operator()<3>();
 }
 
+}  // namespace raglane::RAGLANE_TARGET
+
+#include "gemm/tile_products.h"
+
+namespace raglane::RAGLANE_TARGET {
+
 // Vectors [begin, begin + VECTORS) of a panel of `vectors`. HALVES: 2 for more rows than a tile register has, which are
 // divided in two, so that the weights are read once for both.
 template <int HALVES, int VECTORS>
@@ -98,7 +104,27 @@ void multiply_columns(int rows, int begin, int vectors, const Product<float>& pr
   });
 }
 
-inline void multiply_in_tiles(int rows, int vectors, const Product<float>& product) {
+// A product of int8: sums of integers, then their scales.
+inline void multiply_bytes_in_tiles(int rows, int vectors, const Product<float>& product) {
+  constexpr int width = Lanes<float>::width;
+  alignas(64) float sums[tile_rows * panel_vectors * width];
+  TileSums at;
+  at.to_words = vectors * width;
+  for (int v = 0; v < vectors; v++) at.to[1][v] = sums + v * width;
+  const TileFactor factor = {product.rows[0], row_spacing(product.rows, rows) / 4, product.panel, product.depth};
+  flush(sums);
+  TileProducts<quantised, false>(rows, vectors, {}, factor, at).finish();
+  for (int r = 0; r < rows; r++)
+    for (int v = 0; v < vectors; v++) {
+      F start = load(product.start[r] + product.start_at[v]);
+      F scales = load(product.panel + (vectors + v) * width);
+      store(product.to[r] + product.to_at[v],
+            add_bytes(start, (I)load(sums + (r * vectors + v) * width), product.rows[r][product.depth], scales));
+    }
+}
+
+template <class S> inline void multiply_in_tiles(int rows, int vectors, const Product<float>& product) {
+  if constexpr (in_bytes<S>) return multiply_bytes_in_tiles(rows, vectors, product);
   if (rows > most_tile_rows) {
     for (int begin = 0; begin < vectors; begin += 2)
       (vectors - begin > 1 ? multiply_columns<2, 2> : multiply_columns<2, 1>)(rows, begin, vectors, product);

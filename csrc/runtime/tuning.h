@@ -63,6 +63,12 @@ inline constexpr int64_t team_weights = 128 << 10;
 
 // Maximum of lanes of a team. 96 gained nothing.
 inline constexpr int most_lanes = 48;
+// The same with AMX's tiles, of two registers of 16 rows.
+inline constexpr int most_lanes_in_tiles = 64;
+// Up to this many rows AMX's products are made before the gates, not during them: in bfloat16 and in int8, where one row
+// takes the products of vectors. One thread of a Xeon, LSTM: in bfloat16 during them 8 rows take 1.06, 3 rows 1.0 times
+// as long and 16 rows 0.85; in int8 1 row 1.06, 3 rows 0.82.
+inline constexpr int alone_rows = 8, alone_rows_in_bytes = 1;
 // Lanes that a team may have in a cache of any size. One thread, LSTM: at H 1,024 from 6 to 48 lanes take 0.97 to 1.05
 // times as long. At H 2,048 24 lanes take 0.89 to 0.92 times as long as 12, 48 take 0.78 to 0.82, and 6 up to 1.16:
 // there the time is spent reading weights, so a larger number may be better. It was not raised, because programs, whose

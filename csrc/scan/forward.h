@@ -1,6 +1,8 @@
 // The forward time loop: one for all cells and dtypes.
 #pragma once
 
+#include <new>
+
 #include "gemm/packed.h"
 #include "scan/prepared.h"
 #include "scan/states.h"
@@ -78,6 +80,7 @@ template <class Cell, class S> class ForwardScan {
     int64_t after_stride, next_stride;
     S *output, *gates, *c_states;     // of the first element; null if not needed
     const A* x[most_lanes];        // a lane's input, if input products are folded in
+    int64_t x_stride;              // from one to the next, of rows in words
     const A* operands[most_lanes]; // a lane's row of `operand`
   };
 
@@ -120,9 +123,14 @@ template <class Cell, class S> class ForwardScan {
     A* row[whole_tile];
     const A* biases[whole_tile];
     int64_t of_hidden[panel_vectors];
+#if defined(RAGLANE_TILES)
+    // In int8 `memory` has the integers of x and this those of h, and the scales of the panel's columns follow.
+    alignas(64) A of_h[in_bytes<S> ? whole_tile * Cell::slots * Place::slot_size : 1];
+    const A *x_scales, *h_scales;
+#endif
 
-    explicit Sums(const Place& place) : Place(place) {
-      for (int r = 0; r < whole_tile; r++) row[r] = memory + r * Cell::slots * Place::slot_size, biases[r] = place.bias;
+    explicit Sums(const Place& place, int rows = whole_tile) : Place(place) {
+      for (int r = 0; r < rows; r++) row[r] = memory + r * Cell::slots * Place::slot_size, biases[r] = place.bias;
       for (int v = 0; v < Cell::gates * place.units; v++)
         of_hidden[v] = Cell::hidden_slot(v / place.units) * Place::slot_size + v % place.units * width;
     }
@@ -173,7 +181,7 @@ template <class Cell, class S> class ForwardScan {
     lanes.fill(start);
     team.barrier->wait(team.members);
     Step step;
-    step.d = d, step.element = lanes.element, step.row = lanes.row(), step.c = c;
+    step.d = d, step.element = lanes.element, step.row = lanes.row(), step.c = c, step.x_stride = input_.x_stride();
     const bool projects = l_.projection_size > 0;
     step.after_stride = projects ? c_stride_ : h_stride_, step.next_stride = projects ? c_stride_ : operand_stride_;
     step.output = l_.output ? (S*)l_.output + d * P_ : nullptr;
@@ -188,11 +196,22 @@ template <class Cell, class S> class ForwardScan {
         step.operands[lane] = operand + lane * operand_stride_;
       }
       // Alternately forward and backward over the panels: those that were read last are still in the cache.
-      for (int64_t i = first_panel; i < end_panel; i++)
-        for (int first = 0, size; first < lanes.active; first += size) {
-          size = next_tile(lanes.active - first, whole_panel);
-          tile(step, first, size, backwards ? first_panel + end_panel - 1 - i : i);
-        }
+      const auto each = [&](auto&& with) RAGLANE_INLINE_LAMBDA {
+        for (int64_t i = first_panel; i < end_panel; i++)
+          for (int first = 0, size; first < lanes.active; first += size) {
+            size = next_tile(lanes.active - first, whole_panel);
+            with(first, size, backwards ? first_panel + end_panel - 1 - i : i);
+          }
+      };
+#if defined(RAGLANE_TILES)
+      const bool one_by_one = lanes.active <= (in_bytes<S> ? tuning::alone_rows_in_bytes : tuning::alone_rows);
+#else
+      constexpr bool one_by_one = true;
+#endif
+      if (one_by_one) each([&](int first, int size, int64_t panel) { tile(step, first, size, panel); });
+#if defined(RAGLANE_TILES)
+      else step_in_tiles(step, each);
+#endif
       if (projects) project(step, lanes.active, after, next_operand);
       A* swap = before;
       before = after, after = swap;
@@ -234,10 +253,148 @@ template <class Cell, class S> class ForwardScan {
                                   sums.of_bias, sums.row, sums.of_input});
     multiply<X>(size, vectors, {step.operands + first, weights_.hidden[d].at(panel), weights_.hidden[d].steps(), prepared,
                                 sums.of_hidden, sums.row, sums.of_hidden});
+    finish(step, first, size, sums, sums.row, prepared, Nothing{});
+  }
+
+#if defined(RAGLANE_TILES)
+  static constexpr bool splits = Cell::slots > Cell::gates;
+  using Products = TileProducts<X, splits>;
+
+  // Between two rows of gates, some steps of the next products; there are none after the last tile.
+  struct WithoutSteps {
+    static constexpr bool reads_integers = in_bytes<S>;
+    RAGLANE_INLINE void operator()() const {}
+  };
+  struct WithSteps {
+    static constexpr bool reads_integers = in_bytes<S>;
+    Products& products;
+    const int steps;
+    RAGLANE_INLINE void operator()() const {
+      for (int i = 0; i < steps; i++) products.advance();
+    }
+  };
+
+  // A tile between its products and its gates.
+  struct Pending {
+    Sums sums;
+    const A* prepared[whole_tile];
+    int first, size;
+
+    Pending(const Sums::Place& place, int first, int size) : sums(place, size), first(first), size(size) {}
+  };
+
+  // All tiles of a step. The gates of one are computed while the tile registers make the products of the next.
+  template <class Each> void step_in_tiles(const Step& step, Each&& each) {
+    alignas(64) unsigned char memory[2][sizeof(Pending)];
+    Pending* last = nullptr;
+    int turn = 0;
+    each([&](int first, int size, int64_t panel) {
+      Pending* tile = new (memory[turn]) Pending(input_.at(step.d, panel), first, size);
+      turn = 1 - turn;
+      Products products = begin(step, *tile, panel);
+      if (last) {
+        // Calls of the function below that finish() makes.
+        const int calls = (last->size + 1) / 2 * last->sums.units;
+        const int at_once = (int)((products.steps() + calls - 1) / calls);
+        finish(step, *last, WithSteps{products, at_once});
+      }
+      products.finish();
+      last = tile;
+    });
+    if (last) finish(step, *last, WithoutSteps{});
+  }
+
+  // Begin the products of a tile with a panel.
+  Products begin(const Step& step, Pending& tile, int64_t panel) {
+    const int d = step.d, first = tile.first;
+    Sums& sums = tile.sums;
+    TileSums at;
+    at.start_words = 0, at.to_words = Cell::slots * sums.slot_size;
+    const bool folded = !prepared_.wanted();
+    for (int r = 0; r < tile.size; r++) {
+      const int64_t element = step.element[first + r];
+      fetch(step, element, step.row[first + r], sums);
+      tile.prepared[r] = sums.row[r];
+      if (folded) continue;
+      if constexpr (Cell::saved > 0) {
+        tile.prepared[r] = prepared_.at(d, element) + sums.chunk;
+      } else {
+        for (int u = 0; u < sums.units; u++) {
+          int64_t column = sums.unit + u * width;
+          store(sums.row[r] + u * width, load(prepared_.at(d, element) + column, count_at(column)));
+        }
+      }
+    }
+    const A* start = sums.row[0];
+    if (!folded && !in_bytes<S>) {
+      int64_t spacing = row_spacing(tile.prepared, tile.size);
+      if (spacing < 0) {
+        for (int r = 0; r < tile.size; r++)
+          for (int slot = 0; slot < Cell::slots; slot++)
+            for (int u = 0; u < sums.units; u++) {
+              int at = slot * sums.slot_size + u * width;
+              store(sums.row[r] + at, load(tile.prepared[r] + at));
+            }
+        spacing = 4 * at.to_words;
+      } else {
+        start = tile.prepared[0];
+      }
+      at.start_words = spacing / 4;
+    }
+    for (int v = 0; v < Cell::gates * sums.units; v++) {
+      const int64_t of_hidden_bias = Cell::hidden_slot(v / sums.units) * sums.bias_stride + v % sums.units * width;
+      at.start[0][v] = folded ? sums.bias + sums.of_bias[v] : start + sums.of_input[v];
+      at.start[1][v] = folded ? sums.bias + of_hidden_bias : start + sums.of_hidden[v];
+      at.to[0][v] = sums.row[0] + sums.of_input[v];
+      at.to[1][v] = (in_bytes<S> ? sums.of_h : sums.row[0]) + sums.of_hidden[v];
+    }
+    const Panels<S>& inputs = input_.panels(d);
+    if constexpr (in_bytes<S>) {  // of a panel's heading, the second row
+      const int64_t row = Cell::gates * sums.units * width;
+      sums.x_scales = inputs.at(panel) + row, sums.h_scales = weights_.hidden[d].at(panel) + row;
+    }
+    TileFactor x = {nullptr, 0, nullptr, 0};
+    if (folded) x = {step.x[first], step.x_stride, inputs.at(panel), inputs.steps()};
+    const TileFactor h = {step.operands[first], operand_stride_, weights_.hidden[d].at(panel), weights_.hidden[d].steps()};
+    flush(sums.memory);
+    return Products(tile.size, Cell::gates * sums.units, x, h, at);
+  }
+
+  // The sum of a slot from the integers of its products.
+  RAGLANE_INLINE V scaled(const Step& step, int lane, int slot, int u, const Sums& sums, const A* summed,
+                          const A* prepared) const {
+    const bool folded = !prepared_.wanted();
+    const int64_t at = slot * sums.slot_size + u * width;
+    V sum = load(folded ? sums.bias + slot * sums.bias_stride + u * width : prepared + at);
+    if (folded && slot < Cell::gates)
+      sum = add_bytes(sum, (I)load(summed + at), step.x[lane][input_.panels(step.d).steps()],
+                      load(sums.x_scales + (slot * sums.units + u) * width));
+    if (Cell::only_input(slot)) return sum;
+    const int gate = slot < Cell::gates ? slot : Cell::gates - 1;
+    return add_bytes(sum, (I)load(sums.of_h + (summed - sums.memory) + at),
+                     step.operands[lane][weights_.hidden[step.d].steps()],
+                     load(sums.h_scales + (gate * sums.units + u) * width));
+  }
+
+  template <class Meanwhile> void finish(const Step& step, const Pending& tile, const Meanwhile& meanwhile) {
+    finish(step, tile.first, tile.size, tile.sums, tile.sums.row, tile.prepared, meanwhile);
+  }
+#endif
+
+  // Of a tile whose products are complete, and have their scales.
+  struct Nothing {
+    static constexpr bool reads_integers = false;
+    RAGLANE_INLINE void operator()() const {}
+  };
+
+  // The gates of a tile. meanwhile() is called after each two rows.
+  template <class Meanwhile>
+  RAGLANE_INLINE void finish(const Step& step, int first, int size, const Sums& sums, const A* const* summed,
+                             const A* const* prepared, const Meanwhile& meanwhile) {
     for (int begin = 0; begin < size; begin += finished_rows)
       for (int u = 0; u < sums.units; u++)
         finish(step, first + begin, size - begin < finished_rows ? size - begin : finished_rows, u, sums,
-               sums.row + begin, prepared + begin);
+               summed + begin, prepared + begin, meanwhile);
   }
 
   // Prefetch the memory that the tile will write, and the start of the next panel's tile, during the product:
@@ -260,8 +417,9 @@ template <class Cell, class S> class ForwardScan {
 
   // The cell's arithmetic for one vector of units. It interleaves several rows, because that of one row
   // is a long chain of operations: first all up to the final tanh of every cell, then all tanh, then the rest.
+  template <class Meanwhile>
   RAGLANE_INLINE void finish(const Step& step, int first, int size, int u, const Sums& sums, const A* const* summed,
-                             const A* const* prepared) {
+                             const A* const* prepared, const Meanwhile& meanwhile) {
     int64_t unit = sums.unit + u * width;
     int count = count_at(unit);
     V last[finished_rows], save[finished_rows][Cell::saved + 1], c[finished_rows];
@@ -269,10 +427,14 @@ template <class Cell, class S> class ForwardScan {
     for (V& row : last) row = V{};  // for an initialiser GCC calls a slow string instruction
     constexpr int together = registers == 32 ? 2 : 1;
     int r = 0;
-    for (; r + together <= size; r += together)
-      open<together>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
-    for (; r < size; r++)
-      open<1>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
+    for (; r + together <= size; r += together) {
+      open<together, Meanwhile::reads_integers>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
+      meanwhile();
+    }
+    for (; r < size; r++) {
+      open<1, Meanwhile::reads_integers>(step, first + r, u, sums, summed + r, prepared + r, c + r, save + r, last + r);
+      meanwhile();
+    }
     if constexpr (Cell::ends_in_tanh) squash<A, 0, finished_rows>(last);
     // Copies on the stack, because the compiler must assume that the stores below change them.
     const int64_t h_stride = h_stride_, c_stride = c_stride_, after_stride = step.after_stride, H = H_;
@@ -306,7 +468,7 @@ template <class Cell, class S> class ForwardScan {
     }
   }
 
-  template <int ROWS>
+  template <int ROWS, bool INTEGERS>
   RAGLANE_INLINE void open(const Step& step, int first, int u, const Sums& sums, const A* const* summed,
                            const A* const* prepared, V* c, V (*save)[Cell::saved + 1], V* last) {
     V arguments[ROWS][Cell::slots];
@@ -317,6 +479,9 @@ template <class Cell, class S> class ForwardScan {
         // A slot without a hidden product is read from the prepared row.
         const A* from = Cell::only_input(slot) ? prepared[i] : summed[i];
         arguments[i][slot] = load(from + slot * sums.slot_size + u * width);
+#if defined(RAGLANE_TILES)
+        if constexpr (INTEGERS) arguments[i][slot] = scaled(step, first + i, slot, u, sums, summed[i], prepared[i]);
+#endif
       }
       if constexpr (Cell::has_c) c[i] = load((const A*)step.c + (first + i) * c_stride_ + sums.unit + u * width);
     }

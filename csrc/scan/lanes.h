@@ -27,7 +27,7 @@ struct Team {
   Barrier* barrier;
 };
 
-using tuning::most_lanes;
+inline constexpr int most_lanes = register_rows == 16 ? tuning::most_lanes_in_tiles : tuning::most_lanes;
 inline constexpr int even_lanes = register_rows == 3 ? 6 : register_rows;  // multiples of this fill all tiles
 
 // The number of lanes of a team: just enough to finish with the longest sequence, plus a margin,

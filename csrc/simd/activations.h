@@ -112,8 +112,38 @@ template <class A> RAGLANE_INLINE Vec<A> below_zero(Vec<A> x) {
   return (Vec<A>)((I)x | sign_bit<A>());
 }
 
+#if defined(RAGLANE_ROUGH)
+// The same as squash() below within 2^-13, for sets that compute only bfloat16, whose numbers have 2^-9: fewer terms, and
+// the reciprocal as the processor estimates it.
+template <int SIGMOIDS, int TANHS> RAGLANE_INLINE void squash_roughly(F* x) {
+  constexpr int N = SIGMOIDS + TANHS;
+  constexpr float log2e = 1.44269504f;
+  // 2^f for f from 0 to 1, and (2^f - 1) / f for f from -1/2 to 1/2, fitted for the least relative error.
+  constexpr float power[] = {0x1.00002cp+0f, 0x1.62d166p-1f, 0x1.ee798ap-3f, 0x1.aa13f4p-5f, 0x1.bb7cd0p-7f};
+  constexpr float less_one[] = {0x1.62e2d6p-1f, 0x1.ebff06p-3f, 0x1.c96b4ap-5f, 0x1.3b2aaap-7f};
+  F f[N], y[N];
+  RAGLANE_EACH y[i] = i < SIGMOIDS ? x[i] * -log2e : at_most(9.0f, at_least(-9.0f, x[i])) * (-2 * log2e);
+  RAGLANE_EACH f[i] = i < SIGMOIDS ? (F)_mm512_reduce_ps((__m512)y[i], 0x09) : (F)_mm512_reduce_ps((__m512)y[i], 0x08);
+  F p[N];
+  RAGLANE_EACH p[i] = splat<F>(i < SIGMOIDS ? power[4] : less_one[3]);
+#pragma GCC unroll 8
+  for (int term = 3; term >= 1; term--)
+    RAGLANE_EACH p[i] = fma(p[i], f[i], splat<F>(i < SIGMOIDS ? power[term] : less_one[term - 1]));
+  // exp(-x) + 1; exp(-2 x) - 1 and exp(-2 x) + 1, the former exact near zero.
+  RAGLANE_EACH p[i] = i < SIGMOIDS ? fma(p[i], f[i], splat<F>(power[0])) : p[i] * f[i];
+  RAGLANE_EACH y[i] = (F)_mm512_scalef_ps(i < SIGMOIDS ? (__m512)p[i] : _mm512_set1_ps(1), (__m512)(i < SIGMOIDS ? y[i] : y[i] - f[i]));
+  RAGLANE_EACH p[i] = i < SIGMOIDS ? p[i] : fnma(y[i], p[i], 1.0f - y[i]);
+  RAGLANE_EACH y[i] = i < SIGMOIDS ? y[i] + 1.0f : 2.0f - p[i];
+  RAGLANE_EACH y[i] = (F)_mm512_rcp14_ps((__m512)y[i]);
+  RAGLANE_EACH x[i] = i < SIGMOIDS ? y[i] : p[i] * y[i];
+}
+#endif
+
 // x[i] = sigmoid(x[i]) for the first SIGMOIDS, tanh(x[i]) for the TANHS after them: they share most of the work.
 template <class A, int SIGMOIDS, int TANHS> RAGLANE_INLINE void squash(Vec<A>* x) {
+#if defined(RAGLANE_ROUGH)
+  if constexpr (sizeof(A) == 4) return squash_roughly<SIGMOIDS, TANHS>(x);
+#endif
   using R = Reduction<A>;
   using V = Vec<A>;
   using I = typename Lanes<A>::integer;

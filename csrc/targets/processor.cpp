@@ -95,9 +95,10 @@ const Kernels& kernels_of(int64_t isa, int64_t dtype) {
 const ByteKernels& byte_kernels_of(int64_t isa) {
   const Set& chosen = sets().all[isa];
   const Set& family = has_all_dtypes(isa) ? chosen : sets().family_of(chosen);
+  const ByteKernels* best = family.byte_kernels;
   for (const Set* set = sets().all + isas; set->name; set++)
-    if (set->here && &sets().family_of(*set) == &family) return *set->byte_kernels;
-  return *family.byte_kernels;
+    if (set->here && &sets().family_of(*set) == &family) best = set->byte_kernels;
+  return *best;
 }
 
 int64_t cache_bytes() {

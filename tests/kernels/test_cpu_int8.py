@@ -195,7 +195,7 @@ def test_rows_of_zeros_have_no_scale(value: float) -> None:
 
 
 def test_refusals() -> None:
-    layer, offsets, tensors = parts(make("lstm", [2], (40, 60, 0)))
+    layer, offsets, tensors = parts(make("lstm", [2], (64, 64, 0)))
     packed = layer.packed(tensors[3:], dtype=torch.int8)
     assert packed.numel() < layer.packed(tensors[3:]).numel() / 3
     with pytest.raises(
