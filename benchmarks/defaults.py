@@ -58,6 +58,8 @@ CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
         "lr 0.001": {"lr": 0.001},
         "MAE": {"loss": "mae"},
         "no season": {"season": 0},
+        "no season, MAE": {"season": 0, "loss": "mae"},
+        "no season, weight decay": {"season": 0, "weight_decay": 0.01},
     },
     "language": {
         TODAY: {},
