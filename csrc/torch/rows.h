@@ -5,7 +5,7 @@
 
 namespace raglane::operators {
 
-// The numbers of Table in packing/rows.py.
+// The numbers of Table in packing/flat_values.py.
 enum Layout : int64_t { FLAT, BATCH_FIRST, TIME_FIRST, PACK, EVEN_BATCH_FIRST, EVEN_TIME_FIRST };
 
 class Rows : public Held {

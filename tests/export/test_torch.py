@@ -85,7 +85,7 @@ def test_a_stored_program_runs_in_a_fresh_process(script: Script, tmp_path: Path
     stored(tmp_path, model, FEW)
     code = f"""
 import sys, torch
-import raglane as rl, raglane.kernels.cpu.operators, raglane.kernels.program.operators
+import raglane as rl, raglane.kernels.cpu.layer_operator, raglane.kernels.program.program_operator
 module = torch.export.load("{tmp_path}/model.pt2").module(check_guards=False)
 run = lambda values, offsets: module(rl.Ragged.from_flat(values, offsets=offsets))
 """

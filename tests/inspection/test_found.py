@@ -18,7 +18,7 @@ import pytest
 
 from made_datasets import changed, dataset
 from made_plans import make_plan
-from raglane._utils.table import Table
+from raglane._utils.table import PrintedTable
 from raglane.data import records
 from raglane.data.columns import Columns
 from raglane.data.prepare.preprocess import Preprocessor
@@ -284,7 +284,7 @@ def test_names_in_a_page_are_one_of_a_kind_and_all_tags_close(drawn: str) -> Non
 
 
 def test_a_chart_cannot_end_its_script() -> None:
-    chart = Chart("name", {"data": _ODD}, _ODD, _ODD, Table(_ODD, [_ODD], [[_ODD]]))
+    chart = Chart("name", {"data": _ODD}, _ODD, _ODD, PrintedTable(_ODD, [_ODD], [[_ODD]]))
     page = Page(
         _ODD, _ODD, _ODD, [(_ODD, _ODD)], [Part(_ODD, [chart], "part")], _ODD, _ODD, notes=[_ODD]
     )

@@ -21,7 +21,7 @@ from cpu_networks import (
 )
 from guarded import chosen_library
 from raglane.errors import ArgumentError, ShapeError
-from raglane.kernels import checks
+from raglane.kernels import tensor_checks
 from raglane.kernels.cpu.backend import BACKEND
 from raglane.kernels.cpu.by_ctypes import CtypesCalls
 from raglane.kernels.cpu.layer import Layer
@@ -61,7 +61,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("forward_of", "backward_of"):
         monkeypatch.setattr(CtypesCalls, name, counted(name, getattr(CtypesCalls, name)))
     for name in ("try_validate", "normalised"):
-        monkeypatch.setattr(checks.Gate, name, counted(name, getattr(checks.Gate, name)))
+        monkeypatch.setattr(
+            tensor_checks.Gate, name, counted(name, getattr(tensor_checks.Gate, name))
+        )
     return made
 
 

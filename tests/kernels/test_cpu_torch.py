@@ -36,7 +36,7 @@ from processes import CONTEXT
 from raglane.kernels import reference
 from raglane.kernels import torch as torch_kernels
 from raglane.kernels.contract import Backend
-from raglane.kernels.cpu import operators
+from raglane.kernels.cpu import layer_operator
 from raglane.kernels.cpu.backend import BACKEND
 from raglane.kernels.cpu.layer import layer_of
 from raglane.native.library import call, preamble
@@ -91,7 +91,7 @@ def test_operators_are_what_torch_expects() -> None:
         *[None] * 5,
     )
     torch.library.opcheck(
-        operators.recurrence,
+        layer_operator.recurrence,
         (*arguments, True, True, False, 0),
         test_utils=["test_schema", "test_faketensor"],
     )

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 import raglane as rl
 from every_layer import parts
 from raglane.errors import ArgumentError, ArgumentTypeError, DispatchError
-from raglane.kernels.program import backend, operators
+from raglane.kernels.program import backend, program_operator
 from raglane.programs import gradients
 from raglane.programs.graph import Refused
 from raglane.programs.rules import trace
@@ -409,7 +409,7 @@ def test_the_first_call_within_an_operator_verifies_gradients(
         backend._steps.clear()
         values, offsets = batch.values, batch.offsets
         with torch.no_grad():
-            operators.program(
+            program_operator.program(
                 "layernorm_gru", present, values, offsets, [state], weights, False, True, False
             )
 

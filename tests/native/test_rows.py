@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane.errors import ArgumentError
 from raglane.native import missing_kernels
-from raglane.packing import convert, rows
+from raglane.packing import convert, flat_values
 
 pytestmark = pytest.mark.skipif(missing_kernels() is not None, reason=str(missing_kernels()))
 
@@ -43,7 +43,7 @@ def _pack(
 
 def by_arithmetic() -> Any:
     """Have rows moved by an index, as on a device, and not by the kernels."""
-    return mock.patch.object(rows, "_is_readable", return_value=False)
+    return mock.patch.object(flat_values, "_is_readable", return_value=False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -54,7 +54,9 @@ def test_a_padded_tensor_there_and_back(
 ) -> None:
     given = torch.tensor(lengths)
     padded = _padded(lengths, batch_first, dtype=dtype)
-    values, layout = rows.flatten_padded(padded, given, batch_first) or pytest.fail("not taken")
+    values, layout = flat_values.flatten_padded(padded, given, batch_first) or pytest.fail(
+        "not taken"
+    )
     with by_arithmetic():
         wanted = convert.flatten_padded(padded, given, batch_first)
     offsets = wanted.offsets
@@ -63,8 +65,10 @@ def test_a_padded_tensor_there_and_back(
     output = torch.randn(sum(lengths), 4).to(dtype)
     back = layout.from_flat(output)
     with by_arithmetic():
-        assert back.equal(rows.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
-    assert back.equal(rows.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
+        assert back.equal(
+            flat_values.flat_to_padded(output, offsets, max(lengths) + 2, batch_first)
+        )
+    assert back.equal(flat_values.flat_to_padded(output, offsets, max(lengths) + 2, batch_first))
     assert layout.to_flat(back, sum(lengths)).equal(output)
 
 
@@ -72,7 +76,7 @@ def test_a_padded_tensor_there_and_back(
 @pytest.mark.parametrize("lengths", [lengths for lengths in LENGTHS if sum(lengths)])
 def test_a_pack_there_and_back(lengths: list[int], dtype: torch.dtype) -> None:
     packed = _pack(lengths, dtype)
-    values, layout = rows.flatten_packed(packed) or pytest.fail("not taken")
+    values, layout = flat_values.flatten_packed(packed) or pytest.fail("not taken")
     with by_arithmetic():
         wanted = convert.flatten_packed(packed)
     assert values.equal(wanted.values)
@@ -89,16 +93,16 @@ def test_large_batches_are_divided_among_threads(
     any_threads(threads)
     for batch_first in (False, True):
         padded = _padded(lengths.tolist(), batch_first, 130)
-        values, layout = rows.flatten_padded(padded, lengths, batch_first) or pytest.fail(
+        values, layout = flat_values.flatten_padded(padded, lengths, batch_first) or pytest.fail(
             "not taken"
         )
         steps = padded.shape[1 if batch_first else 0]
         with by_arithmetic():
             assert values.equal(convert.flatten_padded(padded, lengths, batch_first).values)
-            wanted = rows.flat_to_padded(values, layout.offsets, steps, batch_first)
+            wanted = flat_values.flat_to_padded(values, layout.offsets, steps, batch_first)
         assert layout.from_flat(values).equal(wanted)
     packed = _pack(lengths.tolist(), features=130)
-    values, layout = rows.flatten_packed(packed) or pytest.fail("not taken")
+    values, layout = flat_values.flatten_packed(packed) or pytest.fail("not taken")
     with by_arithmetic():
         assert values.equal(convert.flatten_packed(packed).values)
     assert layout.from_flat(values).equal(packed.data)
@@ -115,7 +119,7 @@ def test_large_batches_are_divided_among_threads(
 )
 def test_tensors_with_gaps(view: Callable[[Tensor], Tensor]) -> None:
     padded, lengths = view(_padded([3, 0, 5, 2], False)), torch.tensor([3, 0, 5, 2])
-    values, _ = rows.flatten_padded(padded, lengths, False) or pytest.fail("not taken")
+    values, _ = flat_values.flatten_padded(padded, lengths, False) or pytest.fail("not taken")
     with by_arithmetic():
         assert values.equal(convert.flatten_padded(padded.contiguous(), lengths).values)
 
@@ -124,9 +128,9 @@ def test_packs_of_lazy_signs() -> None:
     packed = _pack([3, 0, 5, 1])
     data = torch.complex(packed.data, 1 + packed.data)
     for change in (torch._neg_view, torch.conj):
-        values, layout = rows.flatten_packed(packed._replace(data=change(data))) or pytest.fail(
-            "not taken"
-        )
+        values, layout = flat_values.flatten_packed(
+            packed._replace(data=change(data))
+        ) or pytest.fail("not taken")
         assert layout.from_flat(change(values)).equal(data)
         assert layout.from_flat(values).equal(change(data).resolve_conj().resolve_neg())
 
@@ -140,9 +144,9 @@ def test_gradients(kind: str) -> None:
 
     def through(given: Tensor) -> Tensor:
         if kind == "pack":
-            found = rows.flatten_packed(packed._replace(data=given))
+            found = flat_values.flatten_packed(packed._replace(data=given))
         else:
-            found = rows.flatten_padded(given, torch.tensor(lengths), batch_first)
+            found = flat_values.flatten_padded(given, torch.tensor(lengths), batch_first)
         values, layout = found or pytest.fail("not taken")
         return layout.from_flat(values.sin())
 
@@ -164,14 +168,16 @@ def test_later_changes_by_the_caller_have_no_effect() -> None:
     for change in changes:
         for name in ("batch_sizes", "sorted_indices"):
             packed = _pack([3, 0, 5, 1])
-            values, layout = rows.flatten_packed(packed) or pytest.fail("not taken")
+            values, layout = flat_values.flatten_packed(packed) or pytest.fail("not taken")
             before = layout.from_flat(values)
             change(getattr(packed, name))
             change(layout.offsets)
             assert before.equal(packed.data)
             assert layout.from_flat(values).equal(before)
         padded, lengths = _padded([3, 2], False), torch.tensor([3, 2])
-        values, layout = rows.flatten_padded(padded, lengths, False) or pytest.fail("not taken")
+        values, layout = flat_values.flatten_padded(padded, lengths, False) or pytest.fail(
+            "not taken"
+        )
         before = layout.from_flat(values)
         change(lengths)
         change(layout.offsets)
@@ -182,7 +188,7 @@ def test_sequences_of_one_length_that_change_places_after_the_call() -> None:
     """Lengths and offsets stay the same then, but gradients would go to another sequence."""
     packed = _pack([2, 2])
     data = packed.data.detach().requires_grad_()
-    values, _ = rows.flatten_packed(packed._replace(data=data)) or pytest.fail("not taken")
+    values, _ = flat_values.flatten_packed(packed._replace(data=data)) or pytest.fail("not taken")
     order: Any = packed.sorted_indices
     order.copy_(order.flip(0))
     weights = torch.randn(4, 1, dtype=values.dtype)
@@ -192,8 +198,8 @@ def test_sequences_of_one_length_that_change_places_after_the_call() -> None:
 
 def test_a_plan_that_changes_reaches_no_memory() -> None:
     for values, layout in (
-        rows.flatten_packed(_pack([3, 0, 5, 1])) or pytest.fail("not taken"),
-        rows.flatten_padded(_padded([3, 2], False), torch.tensor([3, 2]), False)
+        flat_values.flatten_packed(_pack([3, 0, 5, 1])) or pytest.fail("not taken"),
+        flat_values.flatten_padded(_padded([3, 2], False), torch.tensor([3, 2]), False)
         or pytest.fail("not taken"),
     ):
         for place in range(len(layout.plan)):
@@ -228,9 +234,9 @@ def test_packs_whose_parts_do_not_fit_reach_no_memory(
     indices: Any = None if order is None else torch.tensor(order)
     changed = packed._replace(batch_sizes=torch.tensor(sizes), sorted_indices=indices)
     assert (
-        rows.flatten_packed(changed if order else changed._replace(unsorted_indices=indices))
+        flat_values.flatten_packed(changed if order else changed._replace(unsorted_indices=indices))
         is None
     )
-    assert rows.flatten_packed(packed) is not None
+    assert flat_values.flatten_packed(packed) is not None
     apart = torch.tensor([[2, 1], [0, 9], [1, 9]])[:, 0]
-    assert rows.flatten_packed(packed._replace(sorted_indices=apart)) is None
+    assert flat_values.flatten_packed(packed._replace(sorted_indices=apart)) is None

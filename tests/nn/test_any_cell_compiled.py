@@ -16,7 +16,7 @@ import raglane as rl
 from every_layer import D, H
 from own_cells import Whole
 from raglane.errors import DispatchError
-from raglane.kernels.program import modules, operators
+from raglane.kernels.program import modules, program_operator
 
 # torch.compile reads every tensor's .grad and suppresses the warning, unless it is an error.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
@@ -123,8 +123,8 @@ def test_results_have_the_strides_of_graphs() -> None:
     given = name, [True] * len(weights), values, offsets, states, weights, False, True, False
     wanted = [part is not states[0] for part in (values, *states, *weights)]
     for operator, own in (
-        (operators.program, given),
-        (operators._backward, (*given, grads, wanted)),
+        (program_operator.program, given),
+        (program_operator._backward, (*given, grads, wanted)),
     ):
         torch.library.opcheck(operator, own, test_utils="test_faketensor")
 

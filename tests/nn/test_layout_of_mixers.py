@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from raglane.errors import ArgumentError
-from raglane.nn.swapped.entry import Entry
-from raglane.nn.swapped.layout import layout_of, numbers_of
-from raglane.nn.swapped.mamba import MambaMixer
-from raglane.nn.swapped.mamba2 import BambaMixer, GraniteMixer
+from raglane.nn.porting.transformers.entry import Entry
+from raglane.nn.porting.transformers.layout import layout_of, numbers_of
+from raglane.nn.porting.transformers.mamba import MambaMixer
+from raglane.nn.porting.transformers.mamba2 import BambaMixer, GraniteMixer
 
 MASK = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]])
 POSITIONS = torch.tensor([[1, 1, 0, 1, 2], [0, 1, 0, 1, 1]])

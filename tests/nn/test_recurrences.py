@@ -237,7 +237,9 @@ def test_attention(kind: str, dtype: torch.dtype, isa: str) -> None:
 
 def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain torch, as on other devices."""
-    monkeypatch.setattr("raglane.nn.recurrences.operators.missing_kernels", lambda: "none")
+    monkeypatch.setattr(
+        "raglane.nn.recurrences.recurrence_operator.missing_kernels", lambda: "none"
+    )
     for dtype in (torch.float64, torch.float32):
         scan_case(SCANS[1]).check(run_scan, dtype)
         for kind in ("delta, decay per key", "mlstm"):

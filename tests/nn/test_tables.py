@@ -15,7 +15,7 @@ from cpu_networks import FOLD, POISON, PREPARE, Use
 from raglane.kernels.cpu import backend
 from raglane.native import library
 from raglane.nn.recurrent import call
-from raglane.packing.rows import Layout
+from raglane.packing.flat_values import Layout
 
 pytestmark = [
     pytest.mark.host,

@@ -17,10 +17,10 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.nn.utils import rnn
 
 from raglane import packing
-from raglane.packing import PackedSequence, operators
+from raglane.packing import PackedSequence, conversion_operators
 from raglane.packing.convert import flatten_padded
+from raglane.packing.flat_values import flatten_packed
 from raglane.packing.functions import _rank_on_device, _rank_on_host
-from raglane.packing.rows import flatten_packed
 from strategies import lengths as any_lengths
 from strategies import sequences_of
 
@@ -164,12 +164,15 @@ def test_differentiable_twice(batch_first: bool, device: torch.device) -> None:
         torch.tensor([0, 2, 2, 5, 6], device=device),
         torch.tensor(lengths, dtype=torch.int32),
     )
-    to_flat, from_flat = operators.padded_to_flat, operators.padded_from_flat
+    to_flat, from_flat = conversion_operators.padded_to_flat, conversion_operators.padded_from_flat
     calls: Any = [
         (to_flat, (padded, known, batch_first)),
         (from_flat, (values, bounds, batch_first, 5)),
     ]
-    for operator, inputs in (*calls, (operators._elements, (padded, bounds, batch_first, 6))):
+    for operator, inputs in (
+        *calls,
+        (conversion_operators._elements, (padded, bounds, batch_first, 6)),
+    ):
         torch.library.opcheck(
             operator, inputs, test_utils=("test_faketensor", "test_autograd_registration")
         )

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 import raglane as rl
 from batches import same
 from raglane.errors import RaglaneError
-from raglane.packing.rows import find_padded
+from raglane.packing.flat_values import find_padded
 from raglane.schedules import SCHEDULES
 from strategies import sequences_of
 

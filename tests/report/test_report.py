@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from matplotlib import image
 
-from raglane._utils.table import Table, aligned, as_csv, as_markdown, as_text, escaped
+from raglane._utils.table import PrintedTable, aligned, as_csv, as_markdown, as_text, escaped
 from raglane.report.figures import class_rows, confusion_png, confusion_table, curves
 from raglane.report.page import (
     Block,
@@ -155,7 +155,7 @@ _ROWS = [
 
 
 def test_text_lines_up_and_markdown_groups_digits() -> None:
-    table = Table.of("Numbers", _ROWS)
+    table = PrintedTable.of("Numbers", _ROWS)
     assert table.text().splitlines() == [
         "label  F1 score  count",
         "jazz      0.500   4000",
@@ -178,11 +178,14 @@ def test_text_lines_up_and_markdown_groups_digits() -> None:
         as_markdown([table, table]).count("Numbers:\n"),
     ) == (2, 2)
     assert escaped("a|b <i> *c*") == "a\\|b \\<i\\> \\*c\\*"
-    assert Table.of("None", []).rows == []
+    assert PrintedTable.of("None", []).rows == []
 
 
 def test_csv_has_every_digit_and_no_formula() -> None:
-    two = [Table("=a", ["run", "x"], [["+b", 1 / 3]]), Table("c", ["run", "y"], [["d", None]])]
+    two = [
+        PrintedTable("=a", ["run", "x"], [["+b", 1 / 3]]),
+        PrintedTable("c", ["run", "y"], [["d", None]]),
+    ]
     assert as_csv(two).decode().splitlines() == [
         "data,run,x,y",
         "'=a,'+b,0.3333333333333333,",
@@ -197,7 +200,7 @@ def test_every_block_of_a_page_takes_a_text_as_text() -> None:
         Text(odd, is_note=True),
         CommandLines([f"raglane train {odd}", "two"]),
         CountMatrix(odd, odd, ["a", odd], [[3, 1], [0, 2]]),
-        Table(odd, [odd, "share"], [[odd, "40%"], ["b", "60%"]], best=1, bars=1),
+        PrintedTable(odd, [odd, "share"], [[odd, "40%"], ["b", "60%"]], best=1, bars=1),
         InlinePicture("<svg></svg>", odd, odd),
     ]
     page = Page(

@@ -13,7 +13,7 @@ import torch
 import raglane as rl
 from commands import CARD_PICTURES, write_rows, write_steps
 from raglane._utils.messages import metric_words
-from raglane._utils.table import Table
+from raglane._utils.table import PrintedTable
 from raglane.report import figures
 from raglane.report.page import Page
 from raglane.runs.card import make_card
@@ -38,13 +38,13 @@ def _card(
     ), made[-1]
 
 
-def _tables(card: Page) -> dict[str, Table]:
+def _tables(card: Page) -> dict[str, PrintedTable]:
     """Return the first table of each part."""
     return {
         part.title: block
         for part in card.parts
         for block in reversed(part.blocks)
-        if isinstance(block, Table)
+        if isinstance(block, PrintedTable)
     }
 
 

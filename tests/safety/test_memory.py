@@ -18,7 +18,7 @@ import raglane as rl
 from every_layer import KINDS, Kind
 from fuzz.memory import WRONG
 from raglane.errors import ArgumentError, ArgumentTypeError, RaglaneError, ShapeError
-from raglane.kernels.cpu import operators
+from raglane.kernels.cpu import layer_operator
 from raglane.kernels.cpu.layer import Layer
 from raglane.native import library as library_module
 from raglane.native import missing_kernels
@@ -249,7 +249,7 @@ def test_the_operators() -> None:
         assert refusal(partial(back, output, gates, cells, *grads, wanted, every=every))[
             1
         ].startswith(words)
-    assert operators.recurrence is not None
+    assert layer_operator.recurrence is not None
 
 
 def test_hooks_on_saved_tensors() -> None:

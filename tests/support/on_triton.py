@@ -38,7 +38,7 @@ from raglane.kernels.program.verify import verify, verify_loop
 from raglane.kernels.triton import launch
 from raglane.kernels.triton.linear import TANGENTS
 from raglane.kernels.triton.places import Places
-from raglane.kernels.triton.printer import Kernel, kernel_of
+from raglane.kernels.triton.printer import PrintedKernel, kernel_of
 from raglane.nn.recurrent import call
 from raglane.programs.graph import Refused
 from raglane.programs.program import Block, Instruction, Operand, Program
@@ -491,7 +491,7 @@ def _copied(kernel: str) -> Any:
     return names["kernel"]
 
 
-def _assembled(kernel: Kernel, architecture: int) -> list[int]:
+def _assembled(kernel: PrintedKernel, architecture: int) -> list[int]:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource

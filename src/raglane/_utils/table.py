@@ -17,7 +17,7 @@ _WIDEST = 60
 
 
 @dataclass(frozen=True)
-class Table:
+class PrintedTable:
     """Rows and the names of their columns. None and NaN are dashes; other floats have three
     decimals.
     """
@@ -31,7 +31,7 @@ class Table:
     is_folded: bool = False  # a page shows it on request, under its caption
 
     @classmethod
-    def of(cls, caption: str, rows: Iterable[Mapping[str, Any]], words: int = 1) -> Table:
+    def of(cls, caption: str, rows: Iterable[Mapping[str, Any]], words: int = 1) -> PrintedTable:
         """Build a table from rows with the same keys."""
         listed = list(rows)
         columns = [metric_words(name) for name in (listed[0] if listed else ())]
@@ -78,17 +78,17 @@ def aligned(rows: Sequence[Sequence[str]], words: int = 1) -> list[str]:
     ]
 
 
-def as_text(tables: Iterable[Table]) -> str:
+def as_text(tables: Iterable[PrintedTable]) -> str:
     """Return tables with captions for a terminal."""
     return "\n\n".join(f"{printable(table.caption)}\n{table.text()}" for table in tables)
 
 
-def as_markdown(tables: Iterable[Table]) -> str:
+def as_markdown(tables: Iterable[PrintedTable]) -> str:
     """Return tables in Markdown."""
     return "\n\n".join(table.markdown() for table in tables) + "\n"
 
 
-def as_csv(tables: Sequence[Table]) -> bytes:
+def as_csv(tables: Sequence[PrintedTable]) -> bytes:
     """Return one CSV table, with the captions in the column ``data``, and unrounded numbers."""
     columns = list(dict.fromkeys(name for table in tables for name in table.columns))
     text = io.StringIO()

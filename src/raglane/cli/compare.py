@@ -11,7 +11,7 @@ import typer
 from raglane.cli import console, options
 
 if TYPE_CHECKING:
-    from raglane._utils.table import Table
+    from raglane._utils.table import PrintedTable
 
 
 @options.command
@@ -77,7 +77,7 @@ def compare(
             console.log(f"written: {', '.join(map(str, outputs))}")
 
 
-def as_json(tables: Sequence[Table]) -> list[dict[str, Any]]:
+def as_json(tables: Sequence[PrintedTable]) -> list[dict[str, Any]]:
     """Return tables as JSON: the caption and the rows of each."""
     return [
         {
@@ -88,7 +88,7 @@ def as_json(tables: Sequence[Table]) -> list[dict[str, Any]]:
     ]
 
 
-def to_bytes(path: Path, tables: Sequence[Table]) -> bytes:
+def to_bytes(path: Path, tables: Sequence[PrintedTable]) -> bytes:
     """Return tables in the format of a file's suffix."""
     from raglane._utils.table import as_csv, as_markdown
 

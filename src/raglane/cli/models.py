@@ -196,11 +196,11 @@ def _details(
     called: str, evaluation: Evaluation, log: Callable[..., None] | None
 ) -> dict[str, bytes]:
     """Return confusion matrix, table and pictures as files by name, and print small tables."""
-    from raglane._utils.table import Table
+    from raglane._utils.table import PrintedTable
     from raglane.report.figures import confusion_png, confusion_table, points
 
     details: dict[str, bytes] = {}
-    tables: dict[str, tuple[Table, bool]] = {}
+    tables: dict[str, tuple[PrintedTable, bool]] = {}
     measured = evaluation.measured
     numbers = evaluation.numbers
     labels = evaluation.labels
@@ -211,7 +211,7 @@ def _details(
         tables["confusion.txt"] = confusion_table(matrix, labels), len(labels) <= _WIDEST_TABLE
     if measured.table:
         tables["table.txt"] = (
-            Table.of("Numbers", measured.table),
+            PrintedTable.of("Numbers", measured.table),
             len(measured.table) <= _LONGEST_TABLE,
         )
     for name, (table, is_small) in tables.items():

@@ -26,10 +26,10 @@ from raglane.data.prepare.missing import refuse_absent
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.prepare.statistics import Statistics
 from raglane.data.records import NO_ROLES, Feature, Records, Targets, for_task
-from raglane.data.store.fragments import Layout
+from raglane.data.store.fragments import StoreLayout
 from raglane.data.store.gathering import Codes, Fragments, Gathered
 from raglane.data.store.hashing import sequence_hashes
-from raglane.data.store.stores import Memory, stores_of
+from raglane.data.store.stores import MemoryStore, stores_of
 from raglane.data.tensors import Sequences, Tensors
 from raglane.errors import ArgumentError, message
 from raglane.ragged import Ragged
@@ -229,7 +229,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
         return self.records.features
 
     @property
-    def _layout(self) -> Layout:
+    def _layout(self) -> StoreLayout:
         return self._fragments.layout
 
     @property
@@ -423,7 +423,7 @@ class Dataset(TorchDataset[dict[str, Tensor]], Sequences):
             )
             if records is not self._in_memory:
                 other._in_memory = records
-                other._fragments = Fragments([Memory(records)])
+                other._fragments = Fragments([MemoryStore(records)])
                 other._records = None
             other._tensors = other._read(self._source_rows())
         return other

@@ -24,11 +24,11 @@ from raglane.cells import GRU, LSTM, CoupledLSTM, Elman, PeepholeLSTM
 from raglane.export.signature import elements_of_padded, padded_of_elements
 from raglane.kernels import graph
 from raglane.kernels.contract import Request, Result
-from raglane.kernels.graph import Step, Table
+from raglane.kernels.graph import MaskedStep, StepTable
 from raglane.segments import owners
 
 OPSET = 20
-SCAN = "raglane::Step"
+SCAN = "raglane::MaskedStep"
 """A placeholder that :func:`place_scans` replaces by a Scan."""
 
 # Dtypes of which ONNX Runtime has no TopK.
@@ -41,17 +41,17 @@ _MOST = 2**31 - 1
 class OnnxLoops(graph.Loops):
     """Runs the layers of a model while it is traced, and keeps the steps of its Scans."""
 
-    steps: list[Step] = field(default_factory=list)
+    steps: list[MaskedStep] = field(default_factory=list)
 
-    def run_layer(self, layer: Request, table: Callable[[], Table]) -> Result | None:
+    def run_layer(self, layer: Request, table: Callable[[], StepTable]) -> Result | None:
         """See :class:`raglane.kernels.graph.Loops`."""
         operator = None if layer.need_states else _operator_of(layer)
         return None if operator is None else _run_operator(operator, layer, table())
 
     def run_loop(
         self,
-        step: Step,
-        table: Table,
+        step: MaskedStep,
+        table: StepTable,
         prepared: Tensor,
         state: tuple[Tensor, ...],
         sizes: list[int],
@@ -75,7 +75,9 @@ class OnnxLoops(graph.Loops):
         return [*final, *results[step.states :]]
 
 
-def _with_a_row(table: Table, state: tuple[Tensor, ...]) -> tuple[Table, tuple[Tensor, ...]]:
+def _with_a_row(
+    table: StepTable, state: tuple[Tensor, ...]
+) -> tuple[StepTable, tuple[Tensor, ...]]:
     """Return a batch and its states, ``(..., B, size)``, with an empty sequence if there are
     none.
     """
@@ -86,7 +88,7 @@ def _with_a_row(table: Table, state: tuple[Tensor, ...]) -> tuple[Table, tuple[T
     element = F.pad(table.element - total, (0, 1)).index_select(1, row) + total
     lengths = F.pad(table.lengths, (0, 1)).index_select(0, row)
     states = [F.pad(value, (0, 0, 0, 1)).index_select(-2, row) for value in state]
-    return Table(element, element < total, table.row, lengths), tuple(states)
+    return StepTable(element, element < total, table.row, lengths), tuple(states)
 
 
 def _of_sequences(state: Tensor, before: Tensor) -> Tensor:
@@ -131,7 +133,7 @@ _OPERATORS: dict[type, Callable[[Any], _OnnxOperator | None]] = {
 }
 
 
-def _run_operator(operator: _OnnxOperator, layer: Request, table: Table) -> Result:
+def _run_operator(operator: _OnnxOperator, layer: Request, table: StepTable) -> Result:
     """Run a layer, in all its directions, as one node."""
     directions = layer.directions
     size = layer.sizes[0]
@@ -205,7 +207,7 @@ def _biases(operator: _OnnxOperator, weights: Any) -> Tensor:
 # ---------------------------------------------------------------------
 
 
-def place_scans(model: Any, steps: list[Step]) -> None:
+def place_scans(model: Any, steps: list[MaskedStep]) -> None:
     """Replace each placeholder by a Scan."""
     ir: Any = require("onnx_ir", "export")
     domain, _, kind = SCAN.partition("::")
@@ -240,7 +242,7 @@ def place_scans(model: Any, steps: list[Step]) -> None:
     model.graph.opset_imports.pop(domain, None)
 
 
-def _key(step: Step, node: Any) -> Any:
+def _key(step: MaskedStep, node: Any) -> Any:
     """Return a key that is equal for steps with equal graphs; modules may differ in more than their
     tensors.
     """
@@ -274,7 +276,7 @@ def _body(graph: Any, weights: Any, loop: int, prefix: str) -> Any:
     return graph
 
 
-def _traced(step: Step, node: Any) -> Any:
+def _traced(step: MaskedStep, node: Any) -> Any:
     """Return the graph of one step for any number of rows."""
     ir: Any = require("onnx_ir", "export")
     kinds = {ir.DataType.FLOAT: torch.float32, ir.DataType.DOUBLE: torch.float64}
@@ -333,7 +335,7 @@ def simplify(model: Any) -> None:
 
 def decompositions() -> dict[Any, Callable[..., Any]]:
     """Return replacements of operators for ``ExportedProgram.run_decompositions``."""
-    import raglane.packing.operators  # noqa: F401 (registers ours)
+    import raglane.packing.conversion_operators  # noqa: F401 (registers ours)
 
     composed = torch.export.default_decompositions()
     return {

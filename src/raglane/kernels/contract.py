@@ -4,7 +4,7 @@ These are the loops over layers and directions.
 
 A kernel receives tensors, offsets, a cell and the name of a schedule, never a Ragged batch or a
 layer. The caller can change its tensors at any time, so a backend validates a :class:`Request`
-before it computes (:mod:`raglane.kernels.checks`). It allocates its results, and does not change
+before it computes (:mod:`raglane.kernels.tensor_checks`). It allocates its results, and does not change
 its input.
 
 NOTE (isolation): the outputs, states and gradients of a sequence depend only on its own values, its

@@ -27,7 +27,7 @@ from raglane.cells.regularised import MarkedWeights, Resetting
 from raglane.kernels.contract import DirectionResult, Request, Result, run_directions
 
 
-class Table(NamedTuple):
+class StepTable(NamedTuple):
     """The layout of a batch as ``T`` steps, at least 1, of ``B`` rows."""
 
     element: Tensor  # ``(T, B)`` int64, the index of each element; ``N`` past the end of a sequence
@@ -44,7 +44,7 @@ class Table(NamedTuple):
         return padded.flatten(0, 1).index_select(0, self.row)
 
 
-def table_of(offsets: Tensor, total: int) -> Table:
+def table_of(offsets: Tensor, total: int) -> StepTable:
     """Return the table of a batch of ``total`` elements."""
     lengths = offsets.diff()
     # At least one step: runtimes need not support empty loops, and max of no lengths would raise.
@@ -55,7 +55,7 @@ def table_of(offsets: Tensor, total: int) -> Table:
     element = torch.where(is_real, step + offsets[:-1], total)
     owner = segments.segment_ids(offsets, total)
     position = segments.positions(offsets, total)
-    return Table(element, is_real, position * lengths.shape[0] + owner, lengths)
+    return StepTable(element, is_real, position * lengths.shape[0] + owner, lengths)
 
 
 _loops: ContextVar[Loops | None] = ContextVar("raglane_loops", default=None)
@@ -77,15 +77,15 @@ def has_loops() -> bool:
     return _loops.get() is not None
 
 
-def run_layer(table: Callable[[], Table], layer: Request) -> Result:
+def run_layer(table: Callable[[], StepTable], layer: Request) -> Result:
     """Run one layer; ``table`` returns the table of its batch, for which a device would wait."""
     whole = (_loops.get() or Loops()).run_layer(layer, table)
     return run_directions(layer, partial(_run_direction, table())) if whole is None else whole
 
 
 def run_steps(
-    table: Table,
-    step: Step,
+    table: StepTable,
+    step: MaskedStep,
     prepared: Tensor,
     state: tuple[Tensor, ...],
     sizes: list[int],
@@ -105,14 +105,14 @@ def run_steps(
 class Loops:
     """Runs the loops of a graph by torch's ``scan``; subclasses use other operators."""
 
-    def run_layer(self, layer: Request, table: Callable[[], Table]) -> Result | None:  # noqa: ARG002
+    def run_layer(self, layer: Request, table: Callable[[], StepTable]) -> Result | None:  # noqa: ARG002
         """Run a whole layer by one operator; return None: torch has none for ragged batches."""
         return None
 
     def run_loop(
         self,
-        step: Step,
-        table: Table,
+        step: MaskedStep,
+        table: StepTable,
         prepared: Tensor,
         state: tuple[Tensor, ...],
         sizes: list[int],  # noqa: ARG002
@@ -138,7 +138,7 @@ class Loops:
         return list(torch.ops.higher_order.scan(step, state, read, weights))
 
 
-class Step(nn.Module):
+class MaskedStep(nn.Module):
     """One masked step of a cell as a module, whose arguments are all tensors, for tracing.
 
     ``cell`` has ``states`` and ``step`` as :class:`~raglane.cells.spec.CellSpec`. The weights, a
@@ -241,15 +241,15 @@ def _with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[Non
 
 
 def _run_direction(
-    table: Table, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
+    table: StepTable, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
 ) -> DirectionResult:
     """See :class:`~raglane.kernels.contract.RunDirection`."""
     prepared = layer.cell.prepare(weights, layer.values, layer.offsets)
     # The prepared rows have the marks of resets.
     if isinstance(layer.cell, Resetting):
-        step = Step(layer.cell, weights._replace(marks=None), layer.need_states)
+        step = MaskedStep(layer.cell, weights._replace(marks=None), layer.need_states)
     else:
-        step = Step(layer.cell, weights, layer.need_states)
+        step = MaskedStep(layer.cell, weights, layer.need_states)
     width = layer.sizes[0] if layer.cell.output_is_state else layer.cell.output_size  # type: ignore[attr-defined]
     sizes = [width]
     if layer.need_states:

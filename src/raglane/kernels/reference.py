@@ -25,7 +25,6 @@ from raglane._utils.tracing import (
 )
 from raglane.cells.spec import CellSpec
 from raglane.kernels import graph
-from raglane.kernels.checks import check
 from raglane.kernels.contract import (
     DirectionResult,
     Request,
@@ -34,6 +33,7 @@ from raglane.kernels.contract import (
     run_directions,
     run_layers,
 )
+from raglane.kernels.tensor_checks import check
 from raglane.kernels.walk import Moment, RowOrder, Walk, walk
 from raglane.schedules import SCHEDULES
 from raglane.segments.indexing import take_rows

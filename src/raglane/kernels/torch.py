@@ -17,7 +17,6 @@ from raglane import segments
 from raglane._utils.tracing import has_tangent, is_exporting
 from raglane.cells.spec import Weights
 from raglane.kernels import reference
-from raglane.kernels.checks import check, check_stack
 from raglane.kernels.contract import (
     Dense,
     DirectionResult,
@@ -28,9 +27,10 @@ from raglane.kernels.contract import (
     run_directions,
     run_layers,
 )
+from raglane.kernels.tensor_checks import check, check_stack
 from raglane.packing.convert import flatten_padded
+from raglane.packing.flat_values import flat_to_padded
 from raglane.packing.layouts import packed_layout
-from raglane.packing.rows import flat_to_padded
 from raglane.segments.indexing import place_rows, take_rows
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {

@@ -1,7 +1,7 @@
 """Loads the library compiled from ``csrc``, and calls its functions; the only file with ctypes.
 
 Tensors are passed as addresses. ``csrc/abi/raglane.h`` states the shape and dtype of each, and
-:mod:`raglane.kernels.checks` validates them.
+:mod:`raglane.kernels.tensor_checks` validates them.
 """
 
 from __future__ import annotations

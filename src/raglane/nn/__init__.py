@@ -5,7 +5,7 @@ recurrent/ has the layers of cells, recurrences/ linear recurrences, and mixers/
 them. encoder.py is an embedding, a layer and a pooling; embeddings.py, linear.py, pooling.py,
 attention.py, convolution.py, row_convolution.py and windows.py have its parts, for any batch.
 crf/, losses/ and transduction/ are heads, and init.py initialises weights. porting/ converts models
-and weights of other libraries, and swapped/ mixers of transformers.
+and weights of other libraries.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from raglane._utils.tracing import is_jit_traced, is_transformed, records_operators
 from raglane.native.library import missing_kernels
-from raglane.nn.mixers.rows import product
+from raglane.nn.mixers.row_functions import product
 
 
 def row_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -15,8 +15,8 @@ All functions are differentiable twice. Padding is never read, and its gradient 
 arguments raise the error types of torch, with a message that contains the fix.
 
 ``functions.py`` has the functions and ``pack_checks.py`` the rules of their arguments. ``convert.py``
-converts flat values from and to the other layouts: ``rows.py`` by the kernels, ``layouts.py`` by
-index arithmetic, ``operators.py`` in the graphs of a compiler.
+converts flat values from and to the other layouts: ``flat_values.py`` by the kernels, ``layouts.py``
+by index arithmetic, ``conversion_operators.py`` in the graphs of a compiler.
 """
 
 from __future__ import annotations

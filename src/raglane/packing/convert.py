@@ -1,7 +1,7 @@
 """Conversions of flat values and offsets to and from padded batches and packs, differentiable.
 
 On a CPU the kernels move the rows, unless they are missing or operators are recorded
-(:mod:`raglane.packing.rows`). Otherwise index arithmetic does. Lengths on a device and a pack's
+(:mod:`raglane.packing.flat_values`). Otherwise index arithmetic does. Lengths on a device and a pack's
 ``sorted_indices`` are copied to the host once.
 """
 
@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.tracing import has_tangent, never_traced, records_operators, refuse_jit_trace
-from raglane.packing import rows
+from raglane.packing import flat_values
+from raglane.packing.flat_values import find_packed, find_padded, flat_to_padded
 from raglane.packing.layouts import inverse, packed_layout
 from raglane.packing.pack_checks import read_padded, read_padding_side
-from raglane.packing.rows import find_packed, find_padded, flat_to_padded
 from raglane.segments import lengths_from_offsets
 from raglane.segments.indexing import place_rows, take_rows
 
@@ -53,7 +53,10 @@ class Flattened(NamedTuple):
 def flatten_packed(packed: PackedSequence, argument: str = "packed") -> Flattened:
     """Convert a PackedSequence; errors call it ``argument``."""
     refuse_jit_trace("a conversion of a PackedSequence")
-    if isinstance(packed, PackedSequence) and (moved := rows.flatten_packed(packed)) is not None:
+    if (
+        isinstance(packed, PackedSequence)
+        and (moved := flat_values.flatten_packed(packed)) is not None
+    ):
         values, layout = moved
         return Flattened(values, layout.offsets, None, layout.from_flat)
     elements = find_packed(packed, argument)
@@ -80,7 +83,9 @@ def flatten_padded(
     if not left:
         if records_operators() and not has_tangent([padded]):
             return _flatten_by_operators(padded, lengths, batch_first, argument)
-        moved = rows.flatten_padded(padded, lengths, batch_first) if _is_padded(padded) else None
+        moved = (
+            flat_values.flatten_padded(padded, lengths, batch_first) if _is_padded(padded) else None
+        )
         if moved is not None:
             values, layout = moved
             return Flattened(values, layout.offsets, None, layout.from_flat)
@@ -114,13 +119,15 @@ def _flatten_by_operators(
     padded: Tensor, lengths: Any, batch_first: bool, argument: str
 ) -> Flattened:
     # Imported here, because registering operators is slow.
-    from raglane.packing import operators
+    from raglane.packing import conversion_operators
 
     _, steps = read_padded(padded, argument, batch_first)
-    values, offsets = operators.padded_to_flat(padded, torch.as_tensor(lengths), batch_first)
+    values, offsets = conversion_operators.padded_to_flat(
+        padded, torch.as_tensor(lengths), batch_first
+    )
     return Flattened(
         values,
         offsets,
         None,
-        lambda flat: operators.padded_from_flat(flat, offsets, batch_first, steps),
+        lambda flat: conversion_operators.padded_from_flat(flat, offsets, batch_first, steps),
     )

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from raglane._utils.tracing import never_recorded, refuse_jit_trace
 from raglane.packing.convert import flatten_packed, flatten_padded
+from raglane.packing.flat_values import lengths_of_packed
 from raglane.packing.layouts import (
     inverse,
     packed_rows,
@@ -35,7 +36,6 @@ from raglane.packing.pack_checks import (
     read_sequences,
     read_total_length,
 )
-from raglane.packing.rows import lengths_of_packed
 from raglane.segments import IntArray, conjugate
 from raglane.segments.indexing import place_joined_rows, place_rows, take_rows
 

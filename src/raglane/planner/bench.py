@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from raglane._utils.messages import quote, shorten
-from raglane._utils.table import Table
+from raglane._utils.table import PrintedTable
 from raglane.errors import ArgumentError
 from raglane.planner.probe import (
     CELLS,
@@ -24,7 +24,7 @@ from raglane.planner.probe import (
 _MOST = 2**20
 
 
-def bench(lengths: Path | None, sizes: str, cells: str, modes: str) -> Table:
+def bench(lengths: Path | None, sizes: str, cells: str, modes: str) -> PrintedTable:
     """Time layers on the lengths of a file, or on lognormal ones; the other arguments are lists, as
     the command has them.
     """
@@ -36,7 +36,7 @@ def bench(lengths: Path | None, sizes: str, cells: str, modes: str) -> Table:
         time_layer(cell, size, listed, mode) for cell in chosen for size in shapes for mode in ways
     ]
     name = "lognormal lengths" if lengths is None else f"lengths of {shorten(lengths.name, 40)}"
-    return Table(f"{name}, {torch.get_num_threads()} threads", COLUMNS, rows)
+    return PrintedTable(f"{name}, {torch.get_num_threads()} threads", COLUMNS, rows)
 
 
 def parts_of(option: str, text: str) -> list[str]:

@@ -179,7 +179,7 @@ class Graph:
 
 
 @dataclass
-class Result:
+class StepGraph:
     """A step's graph, its input nodes, and the columns of its output and of each new state."""
 
     graph: Graph

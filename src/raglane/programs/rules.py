@@ -19,7 +19,7 @@ from raglane.cells.module import ModuleCell
 from raglane.programs import formulas
 from raglane.programs.expressions import Expression, sigmoid, stop
 from raglane.programs.formulas import FORMULAS, TRUTHS
-from raglane.programs.graph import DEPENDS, Refused, Result
+from raglane.programs.graph import DEPENDS, Refused, StepGraph
 from raglane.programs.products import PRODUCTS
 from raglane.programs.row_counts import align, free
 from raglane.programs.step import Step, default_modes
@@ -457,7 +457,7 @@ def _trace(step: Step, prepares: bool) -> Trace:
         output, new = _recorded(
             tracer, lambda: step.run(leaves, rows, before, offsets, prepares), len(states)
         )
-        result = Result(
+        result = StepGraph(
             tracer.graph,
             elements=[element.node for element in elements],
             states=[state.node for state in states],

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils import caches
-from raglane.programs.graph import Columns, Graph, Node, Result, Unkept
+from raglane.programs.graph import Columns, Graph, Node, StepGraph, Unkept
 from raglane.programs.parameters import Computation, Known, ParameterOps, Slices, filled
 from raglane.programs.rules import RULES
 from raglane.programs.step import Step, default_modes
@@ -158,7 +158,7 @@ class _ByteReader:
         self._graph = Graph()
         self._left = _MOST_NUMBERS  # so that a short text cannot allocate much memory
 
-    def result(self, step: Step) -> Result:
+    def result(self, step: Step) -> StepGraph:
         content = self._content
         graph = self._graph
         graph.weights = [_tuples(shape) for shape in content["shapes"]]
@@ -181,7 +181,7 @@ class _ByteReader:
         new = [self._columns(state, count) for state in content["new"]]
         sizes = [len(step.widths), len(step.sizes), step.output, *step.sizes]
         _check([*map(len, (elements, states, output, *new))] == sizes)
-        return Result(graph, elements, states, vectors, output, new)
+        return StepGraph(graph, elements, states, vectors, output, new)
 
     def _columns(self, runs: Any, before: int) -> Columns:
         """Return the columns of runs, all below ``before``."""

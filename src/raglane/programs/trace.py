@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from raglane.programs.graph import DEPENDS, Columns, Graph, Node, Refused, Result
+from raglane.programs.graph import DEPENDS, Columns, Graph, Node, Refused, StepGraph
 from raglane.programs.parameters import Computation, Known, ParameterOps, Slices, slices_of
 from raglane.programs.row_counts import FREE, SHIFT, Reading, RowsMeet, align, free, marks_of
 from raglane.programs.step import stand_in
@@ -35,7 +35,7 @@ _DYNAMIC = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 class Trace:
     """A traced step."""
 
-    result: Result
+    result: StepGraph
     parameters: ParameterOps
     reads_itself: bool  # the step reads a parameter not from its module, but e.g. from a closure
     prepares: bool = True  # the step contains the cell's prepare
@@ -337,7 +337,7 @@ class Tracer:
         both = torch.stack([expected.reshape(-1), self.marks(tensor).reshape(-1)], 1)
         return align([both], self.rows).columns[0][:, 1]
 
-    def finish(self, result: Result, prepares: bool) -> Trace:
+    def finish(self, result: StepGraph, prepares: bool) -> Trace:
         """Return the trace."""
         starts = {start: index for index, start in enumerate(self.graph.starts)}
         result.vectors = [starts[start] for start in self._vectors.values()]

@@ -24,7 +24,7 @@ from raglane._utils.messages import quote
 from raglane._utils.tracing import index_arithmetic, records_operators, refuse_jit_trace
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
 from raglane.packing.convert import flatten_packed, flatten_padded, pack_flat
-from raglane.packing.rows import flat_to_padded
+from raglane.packing.flat_values import flat_to_padded
 from raglane.ragged.base import FlatBatch
 from raglane.ragged.interop import from_arrow, from_nested, to_arrow, to_nested
 from raglane.segments.indexing import place_rows, take_rows

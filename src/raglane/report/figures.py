@@ -24,7 +24,7 @@ from raglane._utils.drawing import (
     svg,
 )
 from raglane._utils.messages import metric_words, printable, shorten
-from raglane._utils.table import Table
+from raglane._utils.table import PrintedTable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,14 +151,16 @@ def _figure(width: float, height: float, title: str | None, look: Look = LIGHT) 
     return figure
 
 
-def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> Table:
+def confusion_table(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> PrintedTable:
     """Return a confusion matrix with the recall, precision and F1 score of each class."""
     names = [shorten(printable(label), 60) for label in labels]
     rows = [
         (name, *(count or "." for count in counts), *(row[score] for score in _SCORES))
         for name, counts, row in zip(names, matrix, class_rows(matrix, labels), strict=True)
     ]
-    return Table("Confusion", ["true \\ predicted", *names, *map(metric_words, _SCORES)], rows)
+    return PrintedTable(
+        "Confusion", ["true \\ predicted", *names, *map(metric_words, _SCORES)], rows
+    )
 
 
 def class_rows(matrix: Sequence[Sequence[int]], labels: Sequence[str]) -> list[dict[str, Any]]:
@@ -353,7 +355,7 @@ def _write_counts(
 
 
 @dataclass(frozen=True)
-class Compared(Table):
+class Compared(PrintedTable):
     """A table of comparable runs, the best first, with the columns ``run``, ``weights`` and
     ``seconds``.
     """

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from raglane._utils.drawing import BLUE, DARK, GREEN, LIGHT, VERMILION
 from raglane._utils.messages import printable, require
-from raglane._utils.table import Table, escaped
+from raglane._utils.table import PrintedTable, escaped
 
 DATA_COLORS = {"blue": BLUE, "vermilion": VERMILION, "green": GREEN}
 """The colours of data by their CSS variable; a page overrides them in dark mode."""
@@ -93,7 +93,7 @@ class Chart(NamedTuple):
     spec: Mapping[str, Any]
     words: str
     caption: str
-    numbers: Table
+    numbers: PrintedTable
 
 
 class Picker(NamedTuple):
@@ -105,7 +105,7 @@ class Picker(NamedTuple):
 
 
 Block: TypeAlias = (
-    Heading | Text | CommandLines | Table | CountMatrix | InlinePicture | Chart | Picker
+    Heading | Text | CommandLines | PrintedTable | CountMatrix | InlinePicture | Chart | Picker
 )
 
 
@@ -142,7 +142,7 @@ class Page(NamedTuple):
             written = (
                 block.markdown()
                 for block in section.blocks
-                if isinstance(block, CommandLines | Table | InlinePicture)
+                if isinstance(block, CommandLines | PrintedTable | InlinePicture)
             )
             blocks += [f"## {section.title}", *filter(None, written)]
         return "\n\n".join([*blocks, escaped(self.footer)]) + "\n"

@@ -12,7 +12,7 @@ import numpy as np
 
 from raglane._utils.files import write_files
 from raglane._utils.messages import count_of, metric_words, shorten
-from raglane._utils.table import Table, escaped
+from raglane._utils.table import PrintedTable, escaped
 from raglane._utils.words import seconds_in_words
 from raglane.data.assemble.errors import attempt
 from raglane.data.dataset import Dataset
@@ -183,7 +183,7 @@ class _MeasuredPart(NamedTuple):
             return row.get(f"validation_{metric}", row[f"train_{metric}"]), "validation"
         return row[f"train_{metric}"], "training"
 
-    def results(self) -> Table:
+    def results(self) -> PrintedTable:
         """Return loss and metrics of each part."""
         metric = self.result.metric
         parts: dict[str, dict[str, float]] = {}
@@ -199,7 +199,7 @@ class _MeasuredPart(NamedTuple):
         rows = [
             (metric_words(name), *(label.get(name) for label in parts.values())) for name in names
         ]
-        return Table("The best model; a dash was not measured", ("metric", *parts), rows)
+        return PrintedTable("The best model; a dash was not measured", ("metric", *parts), rows)
 
     def mistakes(self) -> list[Block]:
         """Return the confusion matrix, or a picture of predicted against true numbers."""
@@ -230,7 +230,7 @@ class _MeasuredPart(NamedTuple):
             listed = list(self.evaluation.measured.table)
         short = [{key: _short(value) for key, value in row.items()} for row in listed[:_LISTED]]
         more = f", the first {_LISTED} of {len(listed):,}" if len(listed) > _LISTED else ""
-        return [Table.of(f"On the {self.on} part{more}", short)] if short else []
+        return [PrintedTable.of(f"On the {self.on} part{more}", short)] if short else []
 
     def examples(self, device: Any) -> list[Block]:
         """Return inputs, targets and predictions of some transcriptions."""
@@ -257,7 +257,7 @@ class _MeasuredPart(NamedTuple):
                     ),
                 }
             )
-        return [Table.of(f"The first sequences of the {self.on} part", rows, words=3)]
+        return [PrintedTable.of(f"The first sequences of the {self.on} part", rows, words=3)]
 
     def by_length(self) -> list[Block]:
         """Return loss and metric by length, as pictures and a table."""
@@ -290,7 +290,7 @@ class _MeasuredPart(NamedTuple):
             drawn.append(
                 picture(svg, f"b{len(drawn)}", words, "" if drawn else "By the number of steps.")
             )
-        return [*drawn, Table.of(caption, rows)]
+        return [*drawn, PrintedTable.of(caption, rows)]
 
     def hardest(self, device: Any) -> list[Block]:
         """Return a table of the sequences with the largest losses."""
@@ -310,7 +310,7 @@ class _MeasuredPart(NamedTuple):
             for sequence in hardest
         ]
         return [
-            Table.of(
+            PrintedTable.of(
                 f"The largest losses of the {self.on} part", rows, words=3 if has_classes else 1
             )
         ]
@@ -404,7 +404,7 @@ def _lengths(parts: DataParts) -> list[Block]:
     return [picture(lengths_svg(lengths), "l", f"Sequences by length: {counts}.", caption)]
 
 
-def _data(parts: DataParts, saved: SavedModel) -> Table:
+def _data(parts: DataParts, saved: SavedModel) -> PrintedTable:
     """Return the source of the data, and statistics of the lengths of each part."""
     rows: list[tuple[Any, ...]] = []
     for name, dataset in parts.known.items():
@@ -433,7 +433,7 @@ def _data(parts: DataParts, saved: SavedModel) -> Table:
         "real if padded",
     )
     columns, *lines = zip(names, *rows, strict=True)
-    return Table(f"From {where}; {what}", columns, lines)
+    return PrintedTable(f"From {where}; {what}", columns, lines)
 
 
 def _channels(names: tuple[str, ...]) -> str:
@@ -450,10 +450,10 @@ def _labels(parts: DataParts) -> list[Block]:
         for label, count in counts.most_common(_LISTED)
     ]
     more = f", the {_LISTED} most frequent of {len(counts):,}" if len(counts) > _LISTED else ""
-    return [Table.of(f"Labels of the training part{more}", rows)] if rows else []
+    return [PrintedTable.of(f"Labels of the training part{more}", rows)] if rows else []
 
 
-def _model(saved: SavedModel, weights: int) -> Table:
+def _model(saved: SavedModel, weights: int) -> PrintedTable:
     config = saved.model.config
     rows = (
         ("network", describe(saved.model)),
@@ -463,7 +463,7 @@ def _model(saved: SavedModel, weights: int) -> Table:
         ("weights", f"{weights:,}"),
         ("size of the file", f"{4 * weights / 1e6:,.2f} MB"),
     )
-    return Table("The network", ("fact", "value"), rows, words=2)
+    return PrintedTable("The network", ("fact", "value"), rows, words=2)
 
 
 def _settings(settings: Settings) -> list[Block]:
@@ -474,14 +474,14 @@ def _settings(settings: Settings) -> list[Block]:
         value = entry.unset if entry.value is None else str(entry.value)
         rows[entry.value != default[entry.key]].append((entry.key, value))
     columns = ("option", "value")
-    chosen = Table("Options that differ from their defaults", columns, rows[True], words=2)
-    others = Table(
+    chosen = PrintedTable("Options that differ from their defaults", columns, rows[True], words=2)
+    others = PrintedTable(
         "All other options have their defaults", columns, rows[False], words=2, is_folded=True
     )
     return [chosen, others] if chosen.rows else [others]
 
 
-def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -> Table:
+def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -> PrintedTable:
     history = result.state.history
     elements = sum(row["elements_per_second"] * row["seconds"] for row in history)
     rows = (
@@ -491,7 +491,7 @@ def _time(result: TrainingResult, seconds: float, versions: Mapping[str, str]) -
         ("elements per second", f"{elements / seconds:,.0f}"),
         *versions.items(),
     )
-    return Table(
+    return PrintedTable(
         "Time and speed of training, the machine, and versions", ("fact", "value"), rows, words=2
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from raglane._utils.messages import count_of
-from raglane._utils.table import Table
+from raglane._utils.table import PrintedTable
 from raglane._utils.words import seconds_in_words
 from raglane.native import machine
 from raglane.report.figures import MEASURES, Compared, losses_svg, rows_svg, setting_svg
@@ -48,7 +48,7 @@ def comparison_page(groups: Sequence[Compared], kind: str, name: str) -> bytes:
     return page.html()
 
 
-def _results_first(group: Compared) -> Table:
+def _results_first(group: Compared) -> PrintedTable:
     """Return the table of runs with settings last: a narrow screen shows the results at once."""
     columns = [name for name in group.columns if name not in group.settings]
     places = [group.columns.index(name) for name in (*columns, *group.settings)]

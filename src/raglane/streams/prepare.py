@@ -23,7 +23,7 @@ from raglane.nn.embeddings import Mixed
 from raglane.nn.pooling import AttentionPooling, Pooling
 from raglane.nn.recurrent.packed_weights import packed_weights
 from raglane.nn.recurrent.stack import Stack
-from raglane.programs.graph import Columns, Refused, Result
+from raglane.programs.graph import Columns, Refused, StepGraph
 from raglane.programs.lower import Lowering
 from raglane.programs.rules import RULES
 from raglane.programs.step import default_modes, replaced
@@ -229,7 +229,7 @@ class _Tracing:
             raise self._named(error, copy) from error
         finally:
             ACTIVE.reset(token)
-        result = Result(self.graph, [], [], [], columns, [])
+        result = StepGraph(self.graph, [], [], [], columns, [])
         shape = tuple(int(size) for size in output.shape[1:])
         prepared = self._assembled(self.tracer.finish(result, True), columns, shape)
         self._verify(prepared, example, expected)

@@ -120,7 +120,7 @@ class Transduction(Decoder):
             )
 
 
-class Attention(Decoder):
+class AttendingDecoder(Decoder):
     """A recurrent decoder with additive attention to the outputs of the encoder."""
 
     has_times = False
@@ -173,6 +173,6 @@ def _log_softmax(logits: Tensor) -> Tensor:
 DECODERS: dict[str, type[Decoder]] = {
     "ctc": CTC,
     "transducer": Transduction,
-    "attention": Attention,
+    "attention": AttendingDecoder,
 }
 """The decoders by name, as :data:`raglane.training.settings.DECODERS` lists them."""

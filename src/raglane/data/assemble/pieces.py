@@ -23,7 +23,7 @@ from raglane.data.records import Records, Skipped, Targets, offsets_of
 from raglane.data.records import joined as joined_features
 from raglane.data.sources.files import BYTES, ROWS
 from raglane.data.sources.lines import Line, Start
-from raglane.data.store.fragments import Layout
+from raglane.data.store.fragments import StoreLayout
 from raglane.errors import DataError
 
 # A piece that begins with this many bad rows is given up.
@@ -137,7 +137,7 @@ def skipped_lines(rows: Iterable[Skipped | Mapping[str, str]]) -> bytes:
 class Alike:
     """The layout and columns of the first rows, with which later rows must agree."""
 
-    layout: Layout | None = None
+    layout: StoreLayout | None = None
     columns: Columns | None = None
     # The place of the first rows, for messages.
     first: str = ""
@@ -155,7 +155,7 @@ class Alike:
         ):
             # Sequences without elements determine neither tokens nor channels.
             before = self.layout
-            self.layout = Layout.of(records)
+            self.layout = StoreLayout.of(records)
             if before is not None:
                 kept = replace(
                     before, is_tokens=self.layout.is_tokens, channels=self.layout.channels
@@ -166,7 +166,7 @@ class Alike:
         return records
 
 
-def _alike(records: Records, layout: Layout) -> Records:
+def _alike(records: Records, layout: StoreLayout) -> Records:
     """Change ambiguous targets from per sequence to per element or back, as in the layout."""
     targets = records.targets
     if targets is None or targets.per_element == layout.targets_per_element:
@@ -200,7 +200,7 @@ def read_kept(
         rows = piece.count if piece.elements is None else piece.elements.count
         piece = without_bad_elements(piece, bad, str(path))
         kept += sift(_numbered(piece, count), bad, alike.checked, str(path))
-        layouts = [] if count else [Layout.of(part) for part in kept]
+        layouts = [] if count else [StoreLayout.of(part) for part in kept]
         if not kept or (
             bad and layouts and all(own.may_lack_labels and not own.label_kinds for own in layouts)
         ):

@@ -55,7 +55,7 @@ from raglane.data.sources.ipc import (
 from raglane.data.sources.locations import fingerprint, local, size_of
 from raglane.data.store import shards
 from raglane.data.store.folders import expand
-from raglane.data.store.fragments import Layout, check_labels
+from raglane.data.store.fragments import StoreLayout, check_labels
 from raglane.data.store.shards import bounded, bytes_of, offsets_in, span_in, write_shard
 from raglane.errors import ArgumentError, DataError
 
@@ -142,7 +142,9 @@ def convert(
     locations = expand(inputs)
     _check_paths(folder, locations)
     progress.stage("looking at the data")
-    job = Request(tuple(locations), tuple(map(fingerprint, locations)), columns, format, on_bad_row)
+    job = ConversionRequest(
+        tuple(locations), tuple(map(fingerprint, locations)), columns, format, on_bad_row
+    )
     work = folder.absolute().with_name(f".{folder.name}.converting")
     work.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -160,7 +162,9 @@ def convert(
             work.rmdir()
 
 
-def _run(job: Request, folder: Path, work: Path, overwrite: bool, progress: Progress) -> Conversion:
+def _run(
+    job: ConversionRequest, folder: Path, work: Path, overwrite: bool, progress: Progress
+) -> Conversion:
     """Convert, or resume, in a locked folder."""
     settle(folder)
     if (there := _there(folder, job, overwrite)) is not None:
@@ -203,7 +207,9 @@ def _check_paths(folder: Path, locations: Sequence[str]) -> None:
 class _Writer:
     """Reads the inputs and writes shards."""
 
-    def __init__(self, work: Path, job: Request, state: Reached, progress: Progress) -> None:
+    def __init__(
+        self, work: Path, job: ConversionRequest, state: Reached, progress: Progress
+    ) -> None:
         self._work = work
         self._job = job
         self._state = state
@@ -247,7 +253,7 @@ class _Writer:
             piece = without_bad_elements(piece, bad, location)
             for records in sift(piece, bad, self._state.checked, location):
                 read += 1
-                kinds.update(Layout.of(records).label_kinds)
+                kinds.update(StoreLayout.of(records).label_kinds)
                 done += self._add(records)
             may_lack = self._state.layout is not None and self._state.layout.may_lack_labels
             if bad and not start and (not read or (may_lack and not kinds)):
@@ -290,7 +296,7 @@ class _Writer:
         a piece.
         """
         state = self._state
-        layout = state.layout or Layout.of(self._pending[0])
+        layout = state.layout or StoreLayout.of(self._pending[0])
         name = f"part-{len(state.shards):05d}.arrow"
         statistics = sum(map(Statistics.of, self._pending), Statistics())
         path = self._work / "data" / name
@@ -320,7 +326,7 @@ class _Writer:
         self._is_loose = position is None
 
 
-def _finish(folder: Path, job: Request, state: Reached) -> None:
+def _finish(folder: Path, job: ConversionRequest, state: Reached) -> None:
     """Write statistics, lengths and the description."""
     _write_lengths(folder, state)
     _write_json(folder / STATISTICS, state.statistics.to_config())
@@ -380,7 +386,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _there(folder: Path, job: Request, overwrite: bool) -> Conversion | None:
+def _there(folder: Path, job: ConversionRequest, overwrite: bool) -> Conversion | None:
     """Return the result of the same conversion if it is at the output."""
     if not os.path.lexists(folder) or (not is_converted(folder) and not any(folder.iterdir())):
         return None
@@ -402,7 +408,7 @@ def _there(folder: Path, job: Request, overwrite: bool) -> Conversion | None:
     raise ArgumentError("output", got, "a new folder", fix)
 
 
-class Request(NamedTuple):
+class ConversionRequest(NamedTuple):
     """The inputs and options that identify a conversion."""
 
     locations: tuple[str, ...]
@@ -440,7 +446,7 @@ class Reached(Alike):
     start: tuple[int, ...] = ()
 
     @classmethod
-    def stored(cls, work: Path, job: Request, overwrite: bool) -> Reached:
+    def stored(cls, work: Path, job: ConversionRequest, overwrite: bool) -> Reached:
         """Return the state of an earlier conversion, or a new one."""
         path = work / "job.json"
         key = _read_json(path).get("key")
@@ -476,7 +482,7 @@ class Reached(Alike):
         self.shards.append(entry["shard"])
         self.statistics = self.statistics + Statistics.from_config(entry["statistics"])
         self.skipped += entry["skipped"]
-        self.layout = Layout.from_config(entry["layout"])
+        self.layout = StoreLayout.from_config(entry["layout"])
         # Tuples are lists in JSON.
         named: dict[str, Any] = entry["columns"]
         lists = {role: tuple(name) for role, name in named.items() if isinstance(name, list)}

@@ -32,7 +32,7 @@ _KINDS = {"numbers": "numbers", "set": "sets", "sequence": "sequences"}
 
 
 @dataclass(frozen=True)
-class Layout:
+class StoreLayout:
     """The kind of the columns, which all shards share."""
 
     is_tokens: bool
@@ -47,7 +47,7 @@ class Layout:
     label_kinds: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, records: Records) -> Layout:
+    def of(cls, records: Records) -> StoreLayout:
         """Return the layout of records."""
         ids = "none"
         if records.ids is not None:
@@ -100,7 +100,7 @@ class Layout:
 
     def check(self, records: Records, first: str = "") -> None:
         """Raise if records have another layout; sequences without elements fit any kind."""
-        layout = Layout.of(records)
+        layout = StoreLayout.of(records)
         if len(records.values) == 0:
             layout = replace(layout, is_tokens=self.is_tokens, channels=self.channels)
         if layout == self:
@@ -127,7 +127,7 @@ class Layout:
         return {**asdict(self), "channels": list(self.channels)}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Layout:
+    def from_config(cls, config: Mapping[str, Any]) -> StoreLayout:
         """Return the object that :meth:`to_config` described; other entries are ignored."""
         entries = {field.name: config[field.name] for field in fields(cls)}
         names = {name: tuple(entries[name]) for name in ("channels", "target_names", "label_kinds")}
@@ -183,7 +183,7 @@ def check_labels(kinds: tuple[str, ...], source: str, before: tuple[str, ...], f
 class Fragment:
     """Flat arrays of some sequences; each token and label is stored once."""
 
-    layout: Layout
+    layout: StoreLayout
     # (B + 1,) int32 or int64.
     offsets: Array
     # (N, C) float32 features, or (N,) integers, indices into `words`.
@@ -208,7 +208,7 @@ class Fragment:
             labels, label_words = _encoded(classes)
         targets = None if records.targets is None else records.targets.values.__getitem__
         features = tuple(feature.values.__getitem__ for feature in records.features)
-        layout = Layout.of(records)
+        layout = StoreLayout.of(records)
         return cls(
             layout,
             records.offsets,
@@ -261,7 +261,7 @@ def _encoded(words: Iterable[str]) -> tuple[npt.NDArray[np.int32], tuple[str, ..
     )
 
 
-def fragment_in(batch: Any, layout: Layout, names: dict[str, Any]) -> Fragment:
+def fragment_in(batch: Any, layout: StoreLayout, names: dict[str, Any]) -> Fragment:
     """Return a batch of a shard as a fragment without a copy; ``names`` are those of its
     columns.
     """
@@ -286,7 +286,7 @@ def fragment_in(batch: Any, layout: Layout, names: dict[str, Any]) -> Fragment:
     return Fragment(layout, offsets, values, words, labels, label_words, ids, targets, features)
 
 
-def values_in(sequences: Any, layout: Layout) -> Array:
+def values_in(sequences: Any, layout: StoreLayout) -> Array:
     """Return the values of a shard's column of sequences: features ``(N, C)``, or indices of tokens
     ``(N,)``.
     """
@@ -297,7 +297,7 @@ def values_in(sequences: Any, layout: Layout) -> Array:
     return flat.to_numpy().reshape(-1, width)
 
 
-def _targets_in(column: Any, layout: Layout) -> Rows:
+def _targets_in(column: Any, layout: StoreLayout) -> Rows:
     column = column.values if layout.targets_per_element else column
     if layout.targets != "numbers":
         return partial(_sets_at, column.offsets.to_numpy(), column.values)

@@ -16,7 +16,7 @@ from raglane._utils.messages import quote
 from raglane.data.columns import Columns
 from raglane.data.prepare.statistics import Statistics
 from raglane.data.records import Feature, Records, Targets, joined
-from raglane.data.store.fragments import Fragment, Layout, Store
+from raglane.data.store.fragments import Fragment, Store, StoreLayout
 from raglane.data.typed.arrays import Array, Entries, Integers
 from raglane.errors import DataError
 
@@ -91,7 +91,7 @@ class Fragments:
         return next((number for number in numbers if len(self.get(number).values)), numbers[0])
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> StoreLayout:
         """The layout of the data."""
         if not self._where:
             raise DataError("data", "no rows", "data with at least one sequence", "check the data")
@@ -248,7 +248,7 @@ class Gathered:
     targets: Targets | None = None
     features: tuple[Feature, ...]
     # The layout of the first fragment with elements; None without rows.
-    layout: Layout | None = None
+    layout: StoreLayout | None = None
     source: str = "data"
 
     def __init__(self, fragments: Fragments, rows: Integers, codes: Callable[[int], Codes]) -> None:

@@ -36,7 +36,7 @@ from raglane.data.sources.ipc import (
     readable,
     verify_file,
 )
-from raglane.data.store.fragments import Fragment, Index, Layout, Store, fragment_in, values_in
+from raglane.data.store.fragments import Fragment, Index, Store, StoreLayout, fragment_in, values_in
 from raglane.data.typed.arrays import Array, Entries, Integers
 from raglane.errors import DataError
 
@@ -91,7 +91,7 @@ def bounded(records: Records, most: int) -> Iterator[Records]:
 
 
 def write_shard(
-    path: Path, pieces: Sequence[Records], layout: Layout, names: dict[str, str]
+    path: Path, pieces: Sequence[Records], layout: StoreLayout, names: dict[str, str]
 ) -> None:
     """Write records as one Arrow file, atomically."""
     arrow = require("pyarrow", "data")
@@ -104,7 +104,7 @@ def write_shard(
         writer.write_batch(table)
 
 
-def _table(pieces: Sequence[Records], layout: Layout, names: dict[str, str]) -> Any:
+def _table(pieces: Sequence[Records], layout: StoreLayout, names: dict[str, str]) -> Any:
     arrow = require("pyarrow", "data")
     offsets = offsets_of(np.concatenate([records.lengths for records in pieces]))
     lists = arrow.ListArray if offsets[-1] <= _MOST else arrow.LargeListArray
@@ -132,7 +132,7 @@ def _table(pieces: Sequence[Records], layout: Layout, names: dict[str, str]) -> 
     return arrow.record_batch(list(columns.values()), schema=arrow.schema(fields))
 
 
-def _values(pieces: Sequence[Records], layout: Layout) -> Any:
+def _values(pieces: Sequence[Records], layout: StoreLayout) -> Any:
     """Return the Arrow column of all tokens, or of the numbers of all channels."""
     full = [records.values for records in pieces if len(records.values)]
     if layout.is_tokens:
@@ -145,7 +145,7 @@ def _values(pieces: Sequence[Records], layout: Layout) -> Any:
 
 
 def _extra_columns(
-    pieces: Sequence[Records], layout: Layout, label: str, in_lists: Callable[[Any], Any]
+    pieces: Sequence[Records], layout: StoreLayout, label: str, in_lists: Callable[[Any], Any]
 ) -> dict[str, Any]:
     """Return the Arrow columns of targets and features."""
     arrow = require("pyarrow", "data")
@@ -181,7 +181,7 @@ def _words(words: Entries | Sequence[str]) -> Any:
     return arrow.array(words, arrow.string()).dictionary_encode()
 
 
-def _ids(ids: Sequence[str | int], layout: Layout) -> Any:
+def _ids(ids: Sequence[str | int], layout: StoreLayout) -> Any:
     arrow = require("pyarrow", "data")
     try:
         return arrow.array(ids, arrow.int64() if layout.ids == "numbers" else arrow.string())
@@ -201,7 +201,7 @@ class Shards(Store):
     folder: Path
     shards: list[dict[str, Any]]
     names: dict[str, Any]
-    layout: Layout
+    layout: StoreLayout
     checksums: dict[str, str]
     _mapped: dict[int, mmap.mmap] = field(default_factory=dict)
 
@@ -210,7 +210,7 @@ class Shards(Store):
         """Return the shards of a folder, and the task for which it was converted."""
         description = described(folder)
         try:
-            layout = Layout.from_config(description)
+            layout = StoreLayout.from_config(description)
             shards = description["shards"]
             names = description["columns"]
             return cls(folder, shards, names, layout, description["checksums"]), description["task"]
@@ -361,7 +361,7 @@ def _position_in(mapped: mmap.mmap, values: Array) -> int:
     return int(values.ctypes.data - np.frombuffer(mapped, dtype=np.uint8).ctypes.data)
 
 
-def span_in(path: Path, sequence: str, layout: Layout) -> tuple[int, int]:
+def span_in(path: Path, sequence: str, layout: StoreLayout) -> tuple[int, int]:
     """Return the first byte and the end of the values in a shard."""
     mapped = _map(path)
     values = values_in(_batch_in(path, mapped).column(sequence), layout)

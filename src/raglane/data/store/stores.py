@@ -33,14 +33,14 @@ from raglane.data.sources.ipc import (
 from raglane.data.sources.locations import is_url, local, open_location, path_in
 from raglane.data.sources.table import SourceTable, whole_table
 from raglane.data.store.folders import expand
-from raglane.data.store.fragments import Layout, Store, check_labels
+from raglane.data.store.fragments import Store, StoreLayout, check_labels
 from raglane.data.store.shards import Shards
 from raglane.data.typed.arrays import Array
 from raglane.errors import ArgumentError
 
 
 @dataclass(frozen=True, eq=False)
-class Memory(Store):
+class MemoryStore(Store):
     """Records in memory: one fragment."""
 
     in_memory: Records
@@ -53,7 +53,7 @@ class Memory(Store):
     @property
     def label_kinds(self) -> tuple[str, ...]:
         """The kinds of the labels."""
-        return Layout.of(self.in_memory).label_kinds
+        return StoreLayout.of(self.in_memory).label_kinds
 
     def name(self, number: int) -> str:  # noqa: ARG002
         """Return the name in messages."""
@@ -188,7 +188,7 @@ def stores_of(
 ) -> tuple[list[Store], Columns]:
     """Return the stores of a source, and the columns that are read."""
     if isinstance(source, Records):
-        return [Memory(source)], columns or source.columns
+        return [MemoryStore(source)], columns or source.columns
     require("pyarrow", "data")
     if not _names_files(source):
         asked = columns or Columns()
@@ -273,4 +273,4 @@ def _of_file(location: str, columns: Columns, format: str | None) -> Store:
     if name == "arrow" and not is_url(location):
         return _of_table(path, table_of(path), columns)
     with tempfile.TemporaryDirectory() as folder, local(location, Path(folder)) as copy:
-        return Memory(replace(read(copy, columns, name), source=path))
+        return MemoryStore(replace(read(copy, columns, name), source=path))

@@ -15,7 +15,6 @@ from raglane._utils.tracing import are_transformed, has_tangent, is_exporting
 from raglane.cells import CELLS
 from raglane.cells.module import WholeCell
 from raglane.kernels import reference
-from raglane.kernels.checks import check
 from raglane.kernels.contract import (
     DirectionResult,
     Request,
@@ -37,10 +36,11 @@ from raglane.kernels.cpu.layer import (
     kind_of,
     layer_of,
 )
+from raglane.kernels.tensor_checks import check
 from raglane.native import library
 from raglane.native.library import has_cell, leave_lost_threads, missing_kernels
 from raglane.native.memory import NO_MEMORY
-from raglane.packing.rows import Layout, Table
+from raglane.packing.flat_values import Layout, RowTable
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -204,7 +204,7 @@ def run_layer(
 
 
 def run_table(
-    layer: Layer, table: Table, tensors: Tensors, need_output: bool, packed: Tensor | None
+    layer: Layer, table: RowTable, tensors: Tensors, need_output: bool, packed: Tensor | None
 ) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
     """Run a layer on a table: like :func:`run_layer`, but values and output keep its layout.
 
@@ -228,7 +228,7 @@ def run_table(
 
 def run_stack(
     layers: tuple[Layer, ...],
-    rows: Tensor | Table,
+    rows: Tensor | RowTable,
     values: Tensor,
     states: tuple[Any, ...],
     weights: tuple[Any, ...],
@@ -245,7 +245,7 @@ def run_stack(
         return None
     order = None
     layout = 0  # flat
-    if isinstance(rows, Table):
+    if isinstance(rows, RowTable):
         order = rows.order
         layout = rows.number
         rows = rows.sizes
@@ -265,14 +265,14 @@ def _record(
     request: Request, weights: tuple[Any, ...], tensors: Tensors, *, need_output: bool, need_c: bool
 ) -> tuple[Tensor, tuple[Tensor, ...], Tensor | None]:
     """Run a layer as an operator, for a compiler, an export or a dispatch mode."""
-    from raglane.kernels.cpu import operators
+    from raglane.kernels.cpu import layer_operator
 
     if not torch.compiler.is_compiling():
         check(request)
     save = torch.is_grad_enabled() and any(
         tensor is not None and tensor.requires_grad for tensor in tensors
     )
-    return operators.run(request, weights, need_output=need_output, save=save, need_c=need_c)
+    return layer_operator.run(request, weights, need_output=need_output, save=save, need_c=need_c)
 
 
 class _Recurrence(torch.autograd.Function):

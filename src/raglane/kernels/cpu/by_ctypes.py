@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from raglane.kernels.checks import Admitted, Gate, admit
+from raglane.kernels.tensor_checks import Admitted, Gate, admit
 from raglane.native import library
 from raglane.native.memory import pointer
 

@@ -16,11 +16,11 @@ from raglane._utils import forks
 from raglane._utils.checks import check_unchanged
 from raglane.cells import CELLS
 from raglane.errors import ArgumentError
-from raglane.kernels.checks import Admitted, Gate, check_layer
 from raglane.kernels.cpu.by_ctypes import Answer, CtypesCalls
+from raglane.kernels.tensor_checks import Admitted, Gate, check_layer
 from raglane.native import library
 from raglane.native.memory import NO_MEMORY
-from raglane.packing.rows import Table
+from raglane.packing.flat_values import RowTable
 
 Tensors = tuple[Any, ...]
 """The tensors of a layer: the values ``(N, D)``; ``(K, B, size)`` per state, or none if all begin
@@ -170,7 +170,7 @@ class Layer(ABC):
 
         ``save``: a backward pass follows. ``need_c``: return ``c`` after each element. ``packed``:
         the result of :meth:`packed` for the current numbers of these weights. ``depth`` is for
-        messages. With a :class:`Table` in place of offsets, the values and a needed output have its
+        messages. With a :class:`RowTable` in place of offsets, the values and a needed output have its
         layout, and :class:`TableRefusedError` is raised if C cannot read it.
         """
         run = library.operators() or self._calls
@@ -181,7 +181,7 @@ class Layer(ABC):
         sizes = offsets
         order = None
         layout = 0  # flat
-        if isinstance(offsets, Table):
+        if isinstance(offsets, RowTable):
             sizes = offsets.sizes
             order = offsets.order
             layout = offsets.number

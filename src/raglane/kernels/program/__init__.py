@@ -1,7 +1,7 @@
 """Any cell as a program made of its equations in plain torch, on the cpu kernels or on a GPU.
 
 ``backend.py`` compiles steps and runs them, ``backward.py`` computes their gradients, and
-``verify.py`` compares them with torch. ``operators.py`` has the operators of graphs, and
+``verify.py`` compares them with torch. ``program_operator.py`` has the operators of graphs, and
 ``modules.py`` the users' modules in them.
 """
 
@@ -50,9 +50,9 @@ class _Backend(ProgramBackend):
 
 
 def _run_operators(request: Request) -> Result:
-    from raglane.kernels.program import operators
+    from raglane.kernels.program import program_operator
 
-    return run_layers(request, partial(run_directions, run=operators.run_direction))
+    return run_layers(request, partial(run_directions, run=program_operator.run_direction))
 
 
 BACKEND = _Backend("cpu")

@@ -25,7 +25,6 @@ from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Marked
 from raglane.cells.spec import CellSpec
 from raglane.kernels import reference
-from raglane.kernels.checks import check
 from raglane.kernels.contract import (
     DirectionResult,
     Request,
@@ -37,6 +36,7 @@ from raglane.kernels.contract import (
 from raglane.kernels.cpu import programs as cpu
 from raglane.kernels.program.backward import Gradients, Machine, StepCall, reference_gradients
 from raglane.kernels.program.verify import verify, verify_call, verify_loop
+from raglane.kernels.tensor_checks import check
 from raglane.kernels.triton import launch
 from raglane.kernels.triton.places import Places
 from raglane.native import library

@@ -8,7 +8,7 @@ from functools import reduce
 from itertools import chain, groupby, islice
 from typing import NamedTuple
 
-from raglane.kernels.triton.spans import Columns, Span, Step
+from raglane.kernels.triton.spans import PlacedInstruction, ProgramColumns, Span
 
 # The columns that `tl.dot` reads at a time.
 _DEPTH = 16
@@ -94,7 +94,7 @@ class _Factor(NamedTuple):
 class Instructions:
     """The lines of a step."""
 
-    def __init__(self, columns: Columns, rows: int, scratch: int) -> None:
+    def __init__(self, columns: ProgramColumns, rows: int, scratch: int) -> None:
         # The columns of the widest variable of an instance that runs some channels.
         self.widest = min(padded(columns.channels), CHANNELS) if columns.channels else 1 << 30
         self.columns = columns
@@ -218,7 +218,7 @@ class Instructions:
 
     # Instructions.
 
-    def emit(self, step: Step) -> None:
+    def emit(self, step: PlacedInstruction) -> None:
         """Append the lines of an instruction."""
         name = step.instruction.operation
         if name in FORMULAS:
@@ -233,7 +233,7 @@ class Instructions:
         else:
             getattr(self, f"_{name}")(step)
 
-    def _segments(self, step: Step) -> Iterator[tuple[int, int, int]]:
+    def _segments(self, step: PlacedInstruction) -> Iterator[tuple[int, int, int]]:
         size = step.instruction.width // step.instruction.segments
         return (
             (segment, segment * size, (segment + 1) * size)
@@ -246,7 +246,7 @@ class Instructions:
             for text, width in pieces
         )
 
-    def _reduce(self, step: Step) -> None:
+    def _reduce(self, step: PlacedInstruction) -> None:
         (spans,) = step.operands
         (result,) = step.results
         instruction = step.instruction
@@ -267,7 +267,7 @@ class Instructions:
         ]
         return reduce(lambda most, text: f"larger({most}, {text})", texts)
 
-    def _reduce_in_scratch(self, step: Step, span: Span) -> None:
+    def _reduce_in_scratch(self, step: PlacedInstruction, span: Span) -> None:
         """Append a reduction that reads a column of all segments at a time."""
         (result,) = step.results
         size = step.instruction.width // step.instruction.segments
@@ -283,7 +283,7 @@ class Instructions:
                 total = f"{name} + tl.load({address} + j)"
             self.lines += [f"for j in range(1, {size}):", f"    {name} = {total}"]
 
-    def _row_cumsum(self, step: Step) -> None:
+    def _row_cumsum(self, step: PlacedInstruction) -> None:
         for _, low, high in self._segments(step):
             before = ""
             for begin, end in self.definitions[step.results[0]].bounds(low, high):
@@ -292,13 +292,13 @@ class Instructions:
                 self._set(step.results[0], begin, end, f"{total}{before}")
                 before = f" + {self._sum([(text, end - begin)])}{before}"
 
-    def _mean(self, name: str, pieces: Sequence[tuple[str, int]], step: Step) -> str:
+    def _mean(self, name: str, pieces: Sequence[tuple[str, int]], step: PlacedInstruction) -> str:
         """Append the mean of a segment; return its variable."""
         share = step.instruction.segments / step.instruction.width
         self.lines.append(f"{name} = ({self._sum(pieces)}) * {share!r}")
         return name
 
-    def _norm(self, step: Step) -> None:
+    def _norm(self, step: PlacedInstruction) -> None:
         (spans,) = step.operands
         (normed, factor) = step.results
         for segment, low, high in self._segments(step):
@@ -313,7 +313,7 @@ class Instructions:
                 text = f"({self.whole(spans, begin, end)} - {mean}) * {variable(factor, segment)}"
                 self._set(normed, begin, end, text)
 
-    def _norm_backward(self, step: Step) -> None:
+    def _norm_backward(self, step: PlacedInstruction) -> None:
         (gradient, normed, factor) = step.operands
         (result,) = step.results
         for segment, low, high in self._segments(step):
@@ -329,7 +329,7 @@ class Instructions:
             for (begin, end), (text, _), other in zip(bounds, g, y, strict=True):
                 self._set(result, begin, end, f"{r} * ({text} - {mean} - {other} * {slope})")
 
-    def _gather(self, step: Step) -> None:
+    def _gather(self, step: PlacedInstruction) -> None:
         """Read columns of scratch by a table of their indexes there."""
         (spans,) = step.operands
         self._fence(spans)
@@ -345,7 +345,7 @@ class Instructions:
             index = f"tl.load({table} + {low} + c{size}, mask=c{size} < {high - low}, other=0)"
             self._set(step.results[0], low, high, f"tl.load(local + {index})")
 
-    def _product(self, step: Step) -> None:
+    def _product(self, step: PlacedInstruction) -> None:
         (start, operand) = step.operands
         (result,) = step.results
         self._fence(operand)
@@ -363,7 +363,7 @@ class Instructions:
             for factor in self._factors(step, low):
                 self._add_product(variable(result, low), factor, high - low)
 
-    def _factors(self, step: Step, low: int) -> Iterator[_Factor]:
+    def _factors(self, step: PlacedInstruction, low: int) -> Iterator[_Factor]:
         """Yield the factors of some columns of a product."""
         weight = self.columns.program.weights[step.instruction.weight]
         segment, first = divmod(low, weight.rows)  # of the result's segments and groups
@@ -380,7 +380,9 @@ class Instructions:
                 )
             offset += span.width
 
-    def _add_tiles(self, step: Step, bounds: Sequence[tuple[int, int]], size: int) -> None:
+    def _add_tiles(
+        self, step: PlacedInstruction, bounds: Sequence[tuple[int, int]], size: int
+    ) -> None:
         """Add a product within a step: tiles of the weight times columns of scratch, which are
         summed at the end.
         """

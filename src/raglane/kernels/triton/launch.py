@@ -21,7 +21,7 @@ from torch import Tensor
 from raglane._utils.tracing import constant_when_traced, is_exporting
 from raglane.kernels.triton.linear import carry
 from raglane.kernels.triton.places import Chunks, Places
-from raglane.kernels.triton.printer import Kernel, kernel_of
+from raglane.kernels.triton.printer import PrintedKernel, kernel_of
 from raglane.programs.graph import Refused
 from raglane.programs.lower import Lowered
 from raglane.programs.program import Block, Kind, Operand, Program, product_program
@@ -58,7 +58,7 @@ def why_not_now() -> str:
 class Compiled(NamedTuple):
     """A kernel and what belongs to it."""
 
-    kernel: Kernel
+    kernel: PrintedKernel
     function: Any
     ascending: bool
     tables: dict[torch.device, list[Tensor]]  # that it reads
@@ -67,7 +67,7 @@ class Compiled(NamedTuple):
     of_chunks: Compiled | None = None  # the kernel of what its chunks do to the states
 
 
-class Inputs(NamedTuple):
+class KernelInputs(NamedTuple):
     """The tensors that a kernel reads."""
 
     elements: Sequence[Tensor]  # and products
@@ -159,12 +159,12 @@ def run(
     ]
     chunks = places.chunks if compiled_kernel.of_chunks and places is not None else None
     if chunks is None:
-        return _launch(compiled_kernel, places, Inputs(inputs, *rows))
-    return _launch_chunks(compiled_kernel, chunks, Inputs(inputs, *rows))
+        return _launch(compiled_kernel, places, KernelInputs(inputs, *rows))
+    return _launch_chunks(compiled_kernel, chunks, KernelInputs(inputs, *rows))
 
 
 def _launch_chunks(
-    compiled_kernel: Compiled, chunks: Chunks, inputs: Inputs
+    compiled_kernel: Compiled, chunks: Chunks, inputs: KernelInputs
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Run chunks as if they were sequences, after computing the states before them; see
     :func:`_launch`.
@@ -204,7 +204,7 @@ def _launch_chunks(
 
 
 def _launch(
-    compiled_kernel: Compiled, places: Places | None, inputs: Inputs
+    compiled_kernel: Compiled, places: Places | None, inputs: KernelInputs
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Launch a kernel; return its outputs and final states."""
     kernel = compiled_kernel.kernel

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 from raglane.kernels.triton.instructions import Instructions, padded, variable
-from raglane.kernels.triton.spans import Columns, Span
-from raglane.kernels.triton.spans import Step as SpanStep
+from raglane.kernels.triton.spans import PlacedInstruction, ProgramColumns, Span
 from raglane.programs.graph import Refused
 from raglane.programs.program import Block, Instruction, Operand, Program
 
@@ -37,7 +36,7 @@ empty if the result is not linear in it. The other operands in such a formula mu
 states."""
 
 
-def roles_of(columns: Columns) -> tuple[str, ...]:
+def roles_of(columns: ProgramColumns) -> tuple[str, ...]:
     """Return the role of each state between the chunks of a sequence.
 
     ``summed``: steps only add to it, and nothing else reads it, so the chunks begin at 0 and their
@@ -68,7 +67,7 @@ def roles_of(columns: Columns) -> tuple[str, ...]:
     return tuple(roles)
 
 
-def _adds(step: SpanStep | None, state: int, begin: int, result: Span) -> bool:
+def _adds(step: PlacedInstruction | None, state: int, begin: int, result: Span) -> bool:
     """Return True if a step adds to columns of a state, from ``begin`` on."""
     if step is None or step.instruction.operation not in ("add", "fma"):
         return False
@@ -77,7 +76,7 @@ def _adds(step: SpanStep | None, state: int, begin: int, result: Span) -> bool:
     return whole in addends and result[1:3] == (0, step.instruction.width)
 
 
-def _is_zero(span: Span, steps: Mapping[int, SpanStep]) -> bool:
+def _is_zero(span: Span, steps: Mapping[int, PlacedInstruction]) -> bool:
     step = steps.get(span.definition)
     if step is not None and step.instruction.operation == "copy":
         return all(_is_zero(source, {}) for source in step.operands[0])
@@ -107,7 +106,7 @@ class Tangents:
                     f"{tangent} = tl.full(({instructions.rows}, {size}), 1.0, tl.float32)"
                 )
 
-    def emit(self, step: SpanStep) -> None:
+    def emit(self, step: PlacedInstruction) -> None:
         """Append the lines of an instruction whose own lines were appended before."""
         instructions = self.instructions
         formulas = TANGENTS.get(step.instruction.operation, ())

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from raglane.kernels.triton.instructions import CHANNELS, Instructions, mask_of, padded, variable
 from raglane.kernels.triton.linear import Tangents, roles_of
-from raglane.kernels.triton.spans import Columns
+from raglane.kernels.triton.spans import ProgramColumns
 from raglane.programs.graph import Refused
 from raglane.programs.program import Program
 
@@ -40,7 +40,7 @@ _LOADED = 8
 _MOST_STEPS = 4
 
 
-class Kernel(NamedTuple):
+class PrintedKernel(NamedTuple):
     """The text of a kernel, and the products that are computed before it.
 
     Its arguments are, in this order: the number of rows; that of elements, ``order`` and
@@ -65,7 +65,7 @@ class Kernel(NamedTuple):
     finals: tuple[int, ...]
 
 
-def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> Kernel:
+def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> PrintedKernel:
     """Return the kernel of a program; raises Refused with the reason if there is none.
 
     The number of rows depends on how many values are alive together: they are the registers of a
@@ -73,7 +73,7 @@ def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> 
     which runs of steps change to ``a * s + b``: b and a. It exists if the program is linear in
     them.
     """
-    columns = Columns(program)
+    columns = ProgramColumns(program)
     if of_chunks and not columns.channels:
         raise Refused("it has no element-wise loop")
     live = _live(columns, ascending, of_chunks)
@@ -86,7 +86,7 @@ def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> 
     if columns.channels:  # a thread for each sequence and channel
         blocks = -(-columns.channels // CHANNELS)
         warps = rows
-    return Kernel(
+    return PrintedKernel(
         text,
         before=tuple(columns.before),
         has_steps=columns.has_steps,
@@ -104,7 +104,7 @@ def kernel_of(program: Program, ascending: bool, *, of_chunks: bool = False) -> 
     )
 
 
-def _choose_rows(columns: Columns, live: int) -> int:
+def _choose_rows(columns: ProgramColumns, live: int) -> int:
     """Return the number of rows of an instance, by the most columns that are alive together; few
     ones are summed in tiles.
     """
@@ -123,7 +123,7 @@ def _choose_rows(columns: Columns, live: int) -> int:
     return rows
 
 
-def _give_scratch(columns: Columns) -> int:
+def _give_scratch(columns: ProgramColumns) -> int:
     """Give each definition that is read in scratch its columns there; return their number."""
     width = 0
     for definition in columns.definitions:
@@ -133,7 +133,7 @@ def _give_scratch(columns: Columns) -> int:
     return width
 
 
-def _live(columns: Columns, ascending: bool, of_chunks: bool) -> int:
+def _live(columns: ProgramColumns, ascending: bool, of_chunks: bool) -> int:
     """Return the most columns of all values that are alive together in a step."""
     printer = _Printer(columns, ascending, 1, 0, of_chunks)
     printer.text()
@@ -163,7 +163,7 @@ class _Printer:
     """Prints the kernel of one program."""
 
     def __init__(
-        self, columns: Columns, ascending: bool, rows: int, scratch: int, of_chunks: bool
+        self, columns: ProgramColumns, ascending: bool, rows: int, scratch: int, of_chunks: bool
     ) -> None:
         self.columns = columns
         self.program = columns.program

@@ -69,7 +69,7 @@ class _Written(NamedTuple):
     first: int  # column of the definition
 
 
-class Step(NamedTuple):
+class PlacedInstruction(NamedTuple):
     """An instruction with its operands, as spans, and the definitions of its results."""
 
     instruction: Instruction
@@ -77,7 +77,7 @@ class Step(NamedTuple):
     results: tuple[int, ...]
 
 
-class Columns:
+class ProgramColumns:
     """The definitions of a program, its instructions as steps on them, and the cuts.
 
     Products of elements and parameters alone are not among the steps of a loop: they are computed
@@ -87,7 +87,7 @@ class Columns:
     def __init__(self, program: Program) -> None:
         self.program = program
         self.definitions: list[Definition] = []
-        self.steps: list[Step] = []
+        self.steps: list[PlacedInstruction] = []
         self.before: list[int] = []  # instructions
         self.is_cut = False  # values wider than a variable
         # Products within a step are sums of tiles, with few values in registers.
@@ -131,7 +131,7 @@ class Columns:
         if is_before:
             self.before.append(index)
         else:
-            self.steps.append(Step(instruction, operands, tuple(results)))
+            self.steps.append(PlacedInstruction(instruction, operands, tuple(results)))
 
     def _define(self, block: int, start: int, definition: Definition) -> None:
         end = start + definition.width
@@ -173,7 +173,7 @@ class Columns:
         result = len(self.definitions)
         self.definitions.append(Definition(width))
         copy = Instruction("copy", (Operand(-1),), (Operand(-1),), width)
-        self.steps.append(Step(copy, (spans,), (result,)))
+        self.steps.append(PlacedInstruction(copy, (spans,), (result,)))
         return (Span(result, 0, width),)
 
     def _is_before_loop(self, operands: Sequence[tuple[Span, ...]]) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane.kernels.graph import Step, Table, run_steps, table_of
+from raglane.kernels.graph import MaskedStep, StepTable, run_steps, table_of
 from raglane.nn.crf.recursions import SUMS, Scores, finite, weights_of
 
 
@@ -72,7 +72,7 @@ def _log_sum_exp(ways: Tensor) -> Tensor:
 
 
 def _walk(
-    table: Table,
+    table: StepTable,
     step: _Reach | _Back,
     chain: _StepParameters,
     rows: Tensor,
@@ -86,13 +86,13 @@ def _walk(
     state = rows.new_zeros(offsets.shape[0] - 1, sizes[0])
     marked = torch.cat([rows, 1 - before], 1)
     _, (outputs,) = run_steps(
-        table, Step(step, chain), marked, (state,), [sizes[1]], reverse=reverse
+        table, MaskedStep(step, chain), marked, (state,), [sizes[1]], reverse=reverse
     )
     return outputs
 
 
 def _reach(
-    table: Table, scores: Scores, offsets: Tensor, *, best: bool = False, reverse: bool = False
+    table: StepTable, scores: Scores, offsets: Tensor, *, best: bool = False, reverse: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the reaches ``(N, C)`` and levels ``(N,)``; ``reverse`` begins at the end of the
     sequences.

@@ -38,7 +38,7 @@ class Placed(TypedDict):
     dtype: torch.dtype | None
 
 
-class Block(nn.Module):
+class RecurrentBlock(nn.Module):
     """A cell of projections, a convolution and a linear recurrence.
 
     ``state_sizes`` are those of its states. With ``residual``, a block adds its input to its output,
@@ -99,7 +99,7 @@ class BlockLayer(Recurrent):
 
     def __init__(
         self,
-        make: Callable[..., Block],
+        make: Callable[..., RecurrentBlock],
         input_size: int,
         hidden_size: int,
         num_layers: int,
@@ -108,9 +108,9 @@ class BlockLayer(Recurrent):
     ) -> None:
         check_dtype(placed["dtype"])
         directions = 2 if options.get("bidirectional") else 1
-        blocks: list[Block] = []
+        blocks: list[RecurrentBlock] = []
 
-        def block(width: int, size: int) -> Block:
+        def block(width: int, size: int) -> RecurrentBlock:
             blocks.append(make(width, size, **placed))
             if len(blocks) > directions and width == size:
                 blocks[-1].residual_norm = nn.RMSNorm(size, 1e-5, **placed)

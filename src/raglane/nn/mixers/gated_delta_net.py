@@ -10,22 +10,22 @@ from torch import Tensor, nn
 
 from raglane._utils.checks import check_count
 from raglane.nn.mixers.block import (
-    Block,
     BlockLayer,
     LayerOptions,
     Placed,
+    RecurrentBlock,
     States,
     check_divides,
     check_eps,
     convolution,
     head_size,
 )
-from raglane.nn.mixers.ways import Attention, Way, wide
+from raglane.nn.mixers.ways import AttentionArguments, Way, wide
 
 _EPS = 1e-6  # added to sums of squares of keys and queries
 
 
-class GatedDeltaNetBlock(Block):
+class GatedDeltaNetBlock(RecurrentBlock):
     """See :class:`GatedDeltaNet`."""
 
     def __init__(
@@ -89,14 +89,14 @@ class GatedDeltaNetBlock(Block):
         return parts | {f"in_proj_{name}.weight": tensor for name, tensor in separate.items()}
 
     def mix(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
-        """See :class:`Block`."""
+        """See :class:`RecurrentBlock`."""
         inner = way.linear(self.in_proj_qkv, x)
         inner, before = way.convolve(inner, self.conv1d, states[0])
         q, k, v = way.silu(inner).split(self.splits, 1)
         q, k = [_normed(each.unflatten(1, (self.heads, -1))) for each in (q, k)]
         steps = wide(way.linear(self.in_proj_a, x))
         steps = way.softplus(way.shifted(steps, wide(self.dt_bias)))
-        parts = Attention(
+        parts = AttentionArguments(
             q,
             k,
             v.unflatten(1, (self.A_log.shape[0], -1)),

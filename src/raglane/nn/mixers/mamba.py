@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from raglane._utils.checks import check_count, check_flag
 from raglane.kernels.cpu.steps import MambaStep, can_step, has_bits_of_sequences
 from raglane.nn.mixers.block import (
-    Block,
     BlockLayer,
     LayerOptions,
     Placed,
+    RecurrentBlock,
     States,
     convolution,
     draw_step_bias,
@@ -23,7 +23,7 @@ from raglane.nn.mixers.plain import are_products
 from raglane.nn.mixers.ways import Scan, Way, wide
 
 
-class MambaBlock(Block):
+class MambaBlock(RecurrentBlock):
     """See :class:`Mamba`."""
 
     def __init__(
@@ -81,7 +81,7 @@ class MambaBlock(Block):
         return None if output is None else (output, (earlier.flatten(1), state.flatten(1)))
 
     def mix(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
-        """See :class:`Block`."""
+        """See :class:`RecurrentBlock`."""
         if way.is_one_step:
             stepped = self._stepped(x, states)
             if stepped is not None:

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_flag
 from raglane.nn.mixers.block import (
-    Block,
     BlockLayer,
     LayerOptions,
     Placed,
+    RecurrentBlock,
     States,
     check_divides,
     check_eps,
@@ -21,11 +21,11 @@ from raglane.nn.mixers.block import (
     draw_step_bias,
     head_size,
 )
-from raglane.nn.mixers.ways import Attention, Limits, Way, wide
+from raglane.nn.mixers.ways import AttentionArguments, Limits, Way, wide
 from raglane.nn.recurrences.arguments import check_limits
 
 
-class Mamba2Block(Block):
+class Mamba2Block(RecurrentBlock):
     """See :class:`Mamba2`."""
 
     def __init__(
@@ -72,7 +72,7 @@ class Mamba2Block(Block):
         draw_step_bias(self.dt_bias)
 
     def mix(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
-        """See :class:`Block`."""
+        """See :class:`RecurrentBlock`."""
         heads = self.D.shape[0]
         sizes = [self.splits[0], sum(self.splits), heads]
         gate, inner, dt = way.linear(self.in_proj, x).split(sizes, 1)
@@ -80,7 +80,7 @@ class Mamba2Block(Block):
         inner, of_b, of_c = way.silu(inner).split(self.splits, 1)
         steps = way.softplus(way.shifted(wide(dt), wide(self.dt_bias))).clamp(*self.dt_limit)
         v = inner.unflatten(1, (heads, -1))
-        parts = Attention(
+        parts = AttentionArguments(
             of_c.unflatten(1, (self.groups, -1)),
             of_b.unflatten(1, (self.groups, -1)),
             v,

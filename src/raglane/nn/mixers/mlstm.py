@@ -10,22 +10,22 @@ from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_flag
 from raglane.nn.mixers.block import (
-    Block,
     BlockLayer,
     LayerOptions,
     Placed,
+    RecurrentBlock,
     States,
     check_divides,
     check_eps,
     head_size,
 )
-from raglane.nn.mixers.ways import Attention, Way, wide
+from raglane.nn.mixers.ways import AttentionArguments, Way, wide
 
 _CAP = 15.0  # of the arguments of both gates
 _EPS = 1e-6  # added to the divisor of the recurrence
 
 
-class MLSTMBlock(Block):
+class MLSTMBlock(RecurrentBlock):
     """See :class:`MLSTM`."""
 
     def __init__(
@@ -82,7 +82,7 @@ class MLSTMBlock(Block):
         return parts | separate
 
     def mix(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
-        """See :class:`Block`."""
+        """See :class:`RecurrentBlock`."""
         q, k, v = [
             way.linear(module, x).unflatten(1, (self.heads, -1))
             for module in (self.q, self.k, self.v)
@@ -91,7 +91,7 @@ class MLSTMBlock(Block):
             _CAP * (wide(way.linear(module, x)) / _CAP).tanh()
             for module in (self.igate_preact, self.fgate_preact)
         ]
-        parts = Attention(
+        parts = AttentionArguments(
             q,
             k,
             v,

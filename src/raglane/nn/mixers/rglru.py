@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from raglane._utils.checks import check_count
 from raglane.nn.mixers.block import (
-    Block,
     BlockLayer,
     LayerOptions,
     Placed,
+    RecurrentBlock,
     States,
     check_divides,
     convolution,
@@ -57,7 +57,7 @@ class _Gates(nn.Module):
         return way.sigmoid(way.shifted(arguments, bias.flatten()))
 
 
-class RGLRUBlock(Block):
+class RGLRUBlock(RecurrentBlock):
     """See :class:`RGLRU`."""
 
     def __init__(
@@ -90,7 +90,7 @@ class RGLRUBlock(Block):
                 nn.init.zeros_(module.bias)
 
     def mix(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
-        """See :class:`Block`."""
+        """See :class:`RecurrentBlock`."""
         gate = way.gelu(way.linear(self.linear_y, x))
         inner, before = way.convolve(way.linear(self.linear_x, x), self.conv_1d, states[0])
         recurrent = wide(self.rg_lru.gate("recurrent", inner, way))

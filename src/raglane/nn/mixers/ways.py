@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from raglane import segments
 from raglane._utils.tracing import records_operators
-from raglane.nn.mixers import rows
+from raglane.nn.mixers import row_functions
 from raglane.nn.recurrences.depthwise import convolve_channels, last_elements, step_channels
 from raglane.nn.recurrences.loops import attention_step, selective_step, step_sizes
-from raglane.nn.recurrences.operators import attend, scan_selectively
+from raglane.nn.recurrences.recurrence_operator import attend, scan_selectively
 from raglane.nn.recurrent.packed_weights import packed_product
 
 Limits = tuple[float, float]
@@ -35,7 +35,7 @@ class Scan(NamedTuple):
     limits: Limits = (-torch.inf, torch.inf)
 
 
-class Attention(NamedTuple):
+class AttentionArguments(NamedTuple):
     """The arguments of linear attention; see :func:`raglane.nn.linear_attention`."""
 
     q: Tensor
@@ -66,7 +66,7 @@ class Way:
 
     def product(self, values: Tensor, weight: Tensor) -> Tensor:
         """Return ``values @ weight.T``; a weight ``(G, M, D)`` multiplies groups of columns."""
-        return rows.product(values, weight)
+        return row_functions.product(values, weight)
 
     def convolve(
         self, values: Tensor, convolution: nn.Conv1d, state: Tensor
@@ -81,7 +81,7 @@ class Way:
         return output, final.flatten(1).to(state.dtype)
 
     def attend(
-        self, parts: Attention, states: tuple[Tensor, ...]
+        self, parts: AttentionArguments, states: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Run linear attention; return the outputs and the new states."""
         heads = parts.v.shape[1]
@@ -101,7 +101,7 @@ class Way:
         raise NotImplementedError
 
     def _attend(
-        self, parts: Attention, states: tuple[Tensor, ...]
+        self, parts: AttentionArguments, states: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         raise NotImplementedError
 
@@ -111,7 +111,7 @@ class Way:
         """
         raise NotImplementedError
 
-    bounded_root = staticmethod(rows.bounded_root)
+    bounded_root = staticmethod(row_functions.bounded_root)
     sigmoid = staticmethod(torch.sigmoid)
     scaled = staticmethod(torch.mul)
     shifted = staticmethod(torch.add)
@@ -173,7 +173,7 @@ class Steps(Way):
         return output.to(x.dtype), state
 
     def _attend(
-        self, parts: Attention, states: tuple[Tensor, ...]
+        self, parts: AttentionArguments, states: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         *elements, scale, delta, eps = parts
         output, states = attention_step(elements, states, scale, delta, eps)
@@ -193,10 +193,10 @@ _FEW = 64
 class Whole(Way):
     """All elements of whole sequences, ``(N, ...)``; the bits of a sequence depend on no other."""
 
-    sigmoid = staticmethod(rows.sigmoid)  # type: ignore[assignment]
-    silu = staticmethod(rows.silu)  # type: ignore[assignment]
-    scaled = staticmethod(rows.scaled)  # type: ignore[assignment]
-    shifted = staticmethod(rows.shifted)  # type: ignore[assignment]
+    sigmoid = staticmethod(row_functions.sigmoid)  # type: ignore[assignment]
+    silu = staticmethod(row_functions.silu)  # type: ignore[assignment]
+    scaled = staticmethod(row_functions.scaled)  # type: ignore[assignment]
+    shifted = staticmethod(row_functions.shifted)  # type: ignore[assignment]
 
     def __init__(self, offsets: Tensor, count: int) -> None:
         self._offsets = offsets
@@ -215,7 +215,7 @@ class Whole(Way):
             is_short = values.shape[0] <= _FEW and not torch.is_grad_enabled()
             packed = packed_product(module) if is_short and not records_operators() else None
             if packed is None or not values.shape[0]:
-                return rows.product(values, module.weight, module.bias)
+                return row_functions.product(values, module.weight, module.bias)
             output = packed.apply(wide(values).contiguous()).to(values.dtype)
             return output if module.bias is None else output + module.bias
         result: Tensor = module(values)
@@ -241,7 +241,7 @@ class Whole(Way):
         return output, final
 
     def _attend(
-        self, parts: Attention, states: tuple[Tensor, ...]
+        self, parts: AttentionArguments, states: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         *elements, scale, delta, eps = parts
         operands = (*elements, *states, *[None] * (3 - len(states)))
@@ -259,4 +259,4 @@ class Whole(Way):
 
     def softplus(self, values: Tensor) -> Tensor:
         """See :class:`Way`."""
-        return rows.softplus(values)
+        return row_functions.softplus(values)

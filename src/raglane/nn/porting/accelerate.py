@@ -20,13 +20,13 @@ from raglane.cells.slstm import SLSTMWeights
 from raglane.errors import ArgumentTypeError
 from raglane.native import missing_kernels
 from raglane.nn.porting.episodes import base_of_model
+from raglane.nn.porting.transformers.base import Mixer
+from raglane.nn.porting.transformers.entry import enter, leave
+from raglane.nn.porting.transformers.families import is_mixer, mixer_of, reason_to_leave_mixer
 from raglane.nn.porting.xlstm import slstm_weights
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import OPTIONS
 from raglane.nn.recurrent.torch_layers import GRU, LSTM, RNN
-from raglane.nn.swapped.base import Mixer
-from raglane.nn.swapped.entry import enter, leave
-from raglane.nn.swapped.families import is_mixer, mixer_of, reason_to_leave_mixer
 
 M = TypeVar("M", bound=torch.nn.Module)
 # The most layers that a line names.

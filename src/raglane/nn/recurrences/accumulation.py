@@ -9,7 +9,7 @@ from torch import Tensor
 
 from raglane._utils.tracing import are_transformed, has_tangent, records_operators
 from raglane.nn.recurrences.loops import attention_loop
-from raglane.nn.recurrences.operators import attend
+from raglane.nn.recurrences.recurrence_operator import attend
 from raglane.packing.layouts import inverse, packed_layout
 
 

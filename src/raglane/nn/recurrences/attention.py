@@ -19,7 +19,7 @@ from raglane.nn.recurrences.arguments import (
     check_values,
     same_dtypes,
 )
-from raglane.nn.recurrences.operators import attend
+from raglane.nn.recurrences.recurrence_operator import attend
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
 

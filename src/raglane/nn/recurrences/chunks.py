@@ -18,8 +18,8 @@ from torch import Tensor
 
 from raglane._utils.tracing import index_arithmetic
 from raglane.nn.recurrences.loops import (
+    RecurrenceSteps,
     States,
-    Steps,
     attention_results,
     attention_steps,
     restarted,
@@ -118,7 +118,9 @@ class Stabilised(Diagonal):
 class _Chunks:
     """The steps of all chunks of a batch, side by side."""
 
-    def __init__(self, steps: Steps, offsets: Tensor, resets: Tensor | None, total: int) -> None:
+    def __init__(
+        self, steps: RecurrenceSteps, offsets: Tensor, resets: Tensor | None, total: int
+    ) -> None:
         self.grid = _grid_of(offsets, total)
         self.step = steps.step
         self.starts = steps.starts

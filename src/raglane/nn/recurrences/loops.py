@@ -22,7 +22,7 @@ States = tuple[Tensor, ...]
 Step = Callable[[list[Tensor | None], States], tuple[Tensor, States]]
 
 
-class Steps(NamedTuple):
+class RecurrenceSteps(NamedTuple):
     """A recurrence by its steps."""
 
     step: Step
@@ -49,7 +49,7 @@ def _order_of(offsets: Tensor) -> _Order:
     return _Order(index, inverse(index), sizes.tolist(), order, inverse(order))
 
 
-def _run(steps: Steps, offsets: Tensor, resets: Tensor | None) -> tuple[Tensor, States]:
+def _run(steps: RecurrenceSteps, offsets: Tensor, resets: Tensor | None) -> tuple[Tensor, States]:
     """Return the outputs of all elements and the final states."""
     at = _order_of(offsets)
     parts = [
@@ -104,7 +104,7 @@ def selective_step(
 
 def selective_steps(
     tensors: tuple[Any, ...], offsets: Tensor, softplus: bool, least: float, most: float
-) -> Steps:
+) -> RecurrenceSteps:
     """Return the steps of a selective scan, whose elements are x, the step sizes, B and C.
 
     ``tensors``: x, dt, A, B, C, D, dt_bias and the initial state.
@@ -118,7 +118,9 @@ def selective_steps(
         return y, (state,)
 
     start = rates.new_zeros(offsets.shape[0] - 1, channels, size) if initial is None else initial
-    return Steps(step, [x, delta, inputs, outputs], (start,), delta.new_empty(0, channels))
+    return RecurrenceSteps(
+        step, [x, delta, inputs, outputs], (start,), delta.new_empty(0, channels)
+    )
 
 
 def selective_loop(
@@ -190,7 +192,7 @@ def _per_head(rows: Tensor, heads: int) -> Tensor:
 
 def attention_steps(
     tensors: tuple[Any, ...], offsets: Tensor, scale: float, delta: bool, eps: float
-) -> Steps:
+) -> RecurrenceSteps:
     """Return the steps of linear attention, whose elements are the first six tensors.
 
     ``tensors``: q, k, v, log_decay, gain, log_gain, and the initial state, normaliser and
@@ -214,7 +216,7 @@ def attention_steps(
         ]
     )
     nothing = v.new_empty((0, heads, width), dtype=sums)
-    return Steps(step, [q, k, v, log_decay, gain, log_gain], starts, nothing)
+    return RecurrenceSteps(step, [q, k, v, log_decay, gain, log_gain], starts, nothing)
 
 
 def attention_loop(

@@ -18,7 +18,7 @@ from raglane.nn.recurrences.arguments import (
     check_values,
     same_dtypes,
 )
-from raglane.nn.recurrences.operators import scan_selectively
+from raglane.nn.recurrences.recurrence_operator import scan_selectively
 from raglane.ragged import Ragged
 from raglane.ragged.interop import check_ragged
 

@@ -34,7 +34,7 @@ from raglane.nn.recurrent.packed_weights import PackedWeights, packed_weights
 from raglane.nn.recurrent.regularisation import regularised
 from raglane.nn.recurrent.resets import Pieces, check_lengths, check_resets, resetting, split
 from raglane.nn.recurrent.stack import Stack, State, one_or_tuple, plans
-from raglane.packing.rows import Table
+from raglane.packing.flat_values import RowTable
 from raglane.ragged import Ragged
 
 # The offsets of a request whose values have another layout than the flat one.
@@ -344,7 +344,7 @@ def _run_stack(
     leave_lost_threads()
     table = None if inputs.find_table is None else inputs.find_table()
     if table is not None:
-        rows: Tensor | Table = table
+        rows: Tensor | RowTable = table
         values = inputs.data
         restore = inputs.restore_layout
     else:

@@ -17,7 +17,7 @@ from raglane._utils.checks import (
     check_whole,
 )
 from raglane.cells import CELLS, CellSpec
-from raglane.nn.recurrent.layer import Call, RecurrentLayer, Step
+from raglane.nn.recurrent.layer import Call, RecurrentLayer, StepFunction
 from raglane.nn.recurrent.stack import Options
 
 # The arguments in repr, if they differ from these.
@@ -121,7 +121,7 @@ class _ClampedLSTM(CellLayer):
 
     if TYPE_CHECKING:
         __call__: Call[tuple[Tensor, Tensor]]
-        step: Step[tuple[Tensor, Tensor]]
+        step: StepFunction[tuple[Tensor, Tensor]]
 
     _own: ClassVar[dict[str, Any]] = {"clip": None}
     clip: float | None
@@ -196,7 +196,7 @@ class LayerNormLSTM(CellLayer):
 
     if TYPE_CHECKING:
         __call__: Call[tuple[Tensor, Tensor]]
-        step: Step[tuple[Tensor, Tensor]]
+        step: StepFunction[tuple[Tensor, Tensor]]
 
     _cell_name = "layernorm_lstm"
 
@@ -215,7 +215,7 @@ class LayerNormGRU(CellLayer):
 
     if TYPE_CHECKING:
         __call__: Call[Tensor]
-        step: Step[Tensor]
+        step: StepFunction[Tensor]
 
     _cell_name = "layernorm_gru"
 
@@ -238,7 +238,7 @@ class SLSTM(CellLayer):
 
     if TYPE_CHECKING:
         __call__: Call[tuple[Tensor, Tensor, Tensor, Tensor]]
-        step: Step[tuple[Tensor, Tensor, Tensor, Tensor]]
+        step: StepFunction[tuple[Tensor, Tensor, Tensor, Tensor]]
 
     _own: ClassVar[dict[str, Any]] = {"num_heads": 1, "input_weights": True}
     num_heads: int
@@ -291,7 +291,7 @@ class GRUD(CellLayer):
 
     if TYPE_CHECKING:
         __call__: Call[Tensor]
-        step: Step[Tensor]
+        step: StepFunction[Tensor]
 
     _cell_name = "grud"
 
@@ -313,7 +313,7 @@ class CfC(CellLayer):
 
     if TYPE_CHECKING:
         __call__: Call[Tensor]
-        step: Step[Tensor]
+        step: StepFunction[Tensor]
 
     _own: ClassVar[dict[str, Any]] = {"backbone_units": None, "gap_column": None}
     backbone_units: int | None

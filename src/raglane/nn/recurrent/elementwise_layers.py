@@ -13,7 +13,7 @@ from raglane.cells import CELLS, CellSpec
 from raglane.cells.elementwise import ElementwiseWeights
 from raglane.errors import ShapeError
 from raglane.nn.recurrent.cell_layers import CellLayer
-from raglane.nn.recurrent.layer import Call, Step
+from raglane.nn.recurrent.layer import Call, StepFunction
 from raglane.nn.recurrent.stack import Options
 
 
@@ -40,7 +40,7 @@ class IndRNN(CellLayer):
 
     if TYPE_CHECKING:
         __call__: Call[Tensor]
-        step: Step[Tensor]
+        step: StepFunction[Tensor]
 
     _own: ClassVar[dict[str, Any]] = {"nonlinearity": "relu", "max_length": None}
     nonlinearity: str
@@ -159,7 +159,7 @@ class SRU(CellLayer):
 
     if TYPE_CHECKING:
         __call__: Call[tuple[Tensor, Tensor]]
-        step: Step[tuple[Tensor, Tensor]]
+        step: StepFunction[tuple[Tensor, Tensor]]
 
     _cell_name = "sru"
 
@@ -178,7 +178,7 @@ class QRNN(CellLayer):
 
     if TYPE_CHECKING:
         __call__: Call[tuple[Tensor, Tensor]]
-        step: Step[tuple[Tensor, Tensor]]
+        step: StepFunction[tuple[Tensor, Tensor]]
 
     _cell_name = "qrnn"
 
@@ -197,7 +197,7 @@ class MinGRU(CellLayer):
 
     if TYPE_CHECKING:
         __call__: Call[Tensor]
-        step: Step[Tensor]
+        step: StepFunction[Tensor]
 
     _cell_name = "mingru"
 
@@ -216,6 +216,6 @@ class MinLSTM(CellLayer):
 
     if TYPE_CHECKING:
         __call__: Call[Tensor]
-        step: Step[Tensor]
+        step: StepFunction[Tensor]
 
     _cell_name = "minlstm"

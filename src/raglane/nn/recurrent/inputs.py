@@ -16,7 +16,7 @@ from raglane._utils.tracing import index_arithmetic, is_transformed
 from raglane.errors import ArgumentTypeError, ShapeError
 from raglane.kernels.contract import Dense, InputKind, Packed
 from raglane.packing.convert import flatten_packed, flatten_padded
-from raglane.packing.rows import Table, table_of_packed, table_of_padded
+from raglane.packing.flat_values import RowTable, table_of_packed, table_of_padded
 from raglane.ragged import Ragged
 
 Restore = Callable[[Tensor], Any]
@@ -41,7 +41,7 @@ class Inputs:
     restore_layout: Restore = (
         _unchanged  # from an output in the layout of ``data`` to the input's kind
     )
-    find_table: Callable[[], Table | None] | None = None  # returns the rows of ``data`` for C++
+    find_table: Callable[[], RowTable | None] | None = None  # returns the rows of ``data`` for C++
     kind: InputKind = "flat"
     is_batched: bool = (
         True  # False for one sequence without a batch dimension; its states have none either
@@ -145,7 +145,7 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
         return padded if batch_first else padded.transpose(0, 1).contiguous()
 
     layout = Dense(batch_first) if input.numel() else None
-    find_table: Callable[[], Table | None] | None = None
+    find_table: Callable[[], RowTable | None] | None = None
     if batch_first or count == 1 or steps == 1:
         if layout is not None:
             find_table = partial(_even_table, input, 0 if batch_first else 1)
@@ -154,14 +154,14 @@ def _read_dense(input: Tensor, batch_first: bool) -> Inputs:
     return Inputs(input, flatten, layout, find_table=find_table, kind="dense", count=count)
 
 
-def _dense_table(input: Tensor) -> Table | None:
+def _dense_table(input: Tensor) -> RowTable | None:
     return table_of_padded(input, _even_lengths(*input.shape[:2]), batch_first=False)
 
 
-def _even_table(input: Tensor, batch_dim: int) -> Table | None:
+def _even_table(input: Tensor, batch_dim: int) -> RowTable | None:
     """Return the table of a tensor whose flat values are a view; None if gradients need the view."""
     is_plain = type(input) is Tensor and not torch.is_grad_enabled() and not is_transformed(input)
-    return Table(batch_dim, input, is_even=True) if is_plain else None
+    return RowTable(batch_dim, input, is_even=True) if is_plain else None
 
 
 @lru_cache(maxsize=64)

@@ -62,7 +62,7 @@ class Call(Protocol[S]):
     ) -> Any: ...
 
 
-class Step(Protocol[S]):
+class StepFunction(Protocol[S]):
     """The type of ``step``."""
 
     def __call__(  # noqa: D102

@@ -23,7 +23,7 @@ from raglane._utils.checks import (
 from raglane.cells import CELLS, CellSpec
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, MistypedError
-from raglane.nn.recurrent.layer import Call, RecurrentLayer, Step
+from raglane.nn.recurrent.layer import Call, RecurrentLayer, StepFunction
 from raglane.nn.recurrent.stack import Options, settings_of
 
 _CELL_OF_MODE = {"LSTM": "lstm", "GRU": "gru", "RNN_TANH": "rnn_tanh", "RNN_RELU": "rnn_relu"}
@@ -163,7 +163,7 @@ class RNN(_TorchLayer):
 
     if TYPE_CHECKING:
         __call__: Call[Tensor]
-        step: Step[Tensor]
+        step: StepFunction[Tensor]
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class LSTM(_TorchLayer):
 
     if TYPE_CHECKING:
         __call__: Call[tuple[Tensor, Tensor]]
-        step: Step[tuple[Tensor, Tensor]]
+        step: StepFunction[tuple[Tensor, Tensor]]
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class GRU(_TorchLayer):
 
     if TYPE_CHECKING:
         __call__: Call[Tensor]
-        step: Step[Tensor]
+        step: StepFunction[Tensor]
 
     def __init__(
         self,

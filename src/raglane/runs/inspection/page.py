@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from raglane import plot
-from raglane._utils.table import Table
+from raglane._utils.table import PrintedTable
 from raglane._utils.words import bytes_in_words, seconds_in_words
 from raglane.errors import ArgumentError
 from raglane.planner import texts
@@ -98,7 +98,7 @@ def _advice(inspection: Inspection) -> list[Block]:
     if plan.others:
         rows = [(name, str(ratio)) for name, ratio in plan.others.items()]
         what = "Training time with other cells of this width, relative to this one: median, range"
-        parts += [Heading("Other cells"), Table(what, ["cell", "time"], rows)]
+        parts += [Heading("Other cells"), PrintedTable(what, ["cell", "time"], rows)]
     return parts
 
 
@@ -130,10 +130,10 @@ def _lengths(inspection: Inspection) -> list[Block]:
             f"Histogram of {numbers.count:,} lengths from {numbers.minimum:,} to {numbers.maximum:,}, half of them at "
             f"most {numbers.median:,}, 95% at most {numbers.p95:,}, 99% at most {numbers.p99:,}.",
             "Bars: the number of sequences by length. Line: the share of sequences of at most this length.",
-            Table("Sequences by length", ["length", "sequences", "share"], bins),
+            PrintedTable("Sequences by length", ["length", "sequences", "share"], bins),
         ),
-        Table("Quantiles of the lengths", ["share", "length"], quantiles, is_folded=True),
-        Table(
+        PrintedTable("Quantiles of the lengths", ["share", "length"], quantiles, is_folded=True),
+        PrintedTable(
             "Buckets with similar numbers of sequences", columns, buckets, bars=4, is_folded=True
         ),
     ]
@@ -159,7 +159,9 @@ def _batches(inspection: Inspection) -> list[Block]:
             charts.densities(inspection),
             f"Share of real elements by size of the batch. Random batches: {most} sequences, {least} sequences.",
             caption,
-            Table("Real elements of padded batches", ["sequences in a batch", *ORDERS], rows),
+            PrintedTable(
+                "Real elements of padded batches", ["sequences in a batch", *ORDERS], rows
+            ),
         )
     ]
 
@@ -210,7 +212,9 @@ def _ways(inspection: Inspection) -> list[Block]:
     best = next((index for index, row in enumerate(rows) if row is plan.best), None)
     return [
         Text(about),
-        Table(caption, texts.COLUMNS, [texts.fields(row) for row in rows], words=2, best=best),
+        PrintedTable(
+            caption, texts.COLUMNS, [texts.fields(row) for row in rows], words=2, best=best
+        ),
     ]
 
 
@@ -234,7 +238,7 @@ def _steps(inspection: Inspection) -> list[Block]:
             f"Time of a training step by size of the batch; as recommended {seconds_in_words(best.step_p50)} at "
             f"the median and {seconds_in_words(best.step_max)} at most.",
             f"The time of a training step of the layer with {best.way}: median, 90th percentile and maximum.",
-            Table("Training steps", columns, listed, words=2),
+            PrintedTable("Training steps", columns, listed, words=2),
         )
     ]
 
@@ -261,7 +265,7 @@ def _ranks(inspection: Inspection) -> list[Block]:
             f"Time that {ranks:,} processes wait, by size of the batch; as recommended {best.rank_spread - 1:.0%} "
             "more.",
             f"A step of {ranks:,} processes takes as long as the slowest of them: the time above their mean.",
-            Table(caption, ["sequences in a batch", "order", "time"], listed, words=2),
+            PrintedTable(caption, ["sequences in a batch", "order", "time"], listed, words=2),
         )
     ]
 
@@ -270,21 +274,21 @@ def _data(inspection: Inspection) -> list[Block]:
     contents = inspection.contents
     elements = inspection.summary.elements
     facts = [*data_facts(contents), *length_facts(inspection)]
-    parts: list[Block] = [Table("Facts", ["what", "value"], facts, words=2)]
+    parts: list[Block] = [PrintedTable("Facts", ["what", "value"], facts, words=2)]
     if contents.features:
         rows = [
             (feature.name, feature.missing, f"{feature.missing / elements:.1%}")
             for feature in contents.features[:_LISTED]
         ]
         what = _some("Features, with their NaN or infinite elements", len(contents.features))
-        parts += [Heading("Features"), Table(what, ["feature", "missing", "share"], rows)]
+        parts += [Heading("Features"), PrintedTable(what, ["feature", "missing", "share"], rows)]
     if contents.beside:
         listed = list(contents.beside.items())[:_LISTED]
         others = [(name, what_beside(counted), counted.missing) for name, counted in listed]
         what = _some("Features in columns of their own", len(contents.beside))
         parts += [
             Heading("Other features"),
-            Table(what, ["feature", "what", "missing"], others, words=2),
+            PrintedTable(what, ["feature", "what", "missing"], others, words=2),
         ]
     if contents.labels is not None:
         counts = contents.labels.counts
@@ -294,7 +298,10 @@ def _data(inspection: Inspection) -> list[Block]:
             for label, count in list(counts.items())[:_LISTED]
         ]
         what = _some(f"Labels, one per {contents.labels.of}", len(counts))
-        parts += [Heading("Labels"), Table(what, ["label", "count", "share"], labels, bars=2)]
+        parts += [
+            Heading("Labels"),
+            PrintedTable(what, ["label", "count", "share"], labels, bars=2),
+        ]
     if contents.notes:
         parts += [Heading("Notes of the reader"), *map(Text, contents.notes)]
     return parts

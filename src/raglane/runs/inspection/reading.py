@@ -28,7 +28,7 @@ from raglane.data.records import NO_ROLES, Records, RoleNotes, note_single
 from raglane.data.sources.files import check_readable, check_text, data_error
 from raglane.data.sources.ipc import is_converted, readable
 from raglane.data.store.conversion import Progress
-from raglane.data.store.fragments import Layout
+from raglane.data.store.fragments import StoreLayout
 from raglane.errors import DataError
 from raglane.runs.sources import DEFAULT_DATA
 
@@ -104,7 +104,7 @@ def labels_of(of: str, counts: Mapping[str, int]) -> LabelCounts:
 
 def contents_of(records: Records, path: Path | None) -> Contents:
     """Return the contents of records in memory."""
-    contents = _contents(path, records.lengths, Statistics.of(records), Layout.of(records), ())
+    contents = _contents(path, records.lengths, Statistics.of(records), StoreLayout.of(records), ())
     contents = _noted(contents, records)
     return replace(contents, notes=(*contents.notes, *_sentinels(records)))
 
@@ -161,7 +161,7 @@ def _contents(
     path: Path | None,
     lengths: _Integers,
     counted: Statistics,
-    layout: Layout,
+    layout: StoreLayout,
     notes: tuple[str, ...],
 ) -> Contents:
     labels = None

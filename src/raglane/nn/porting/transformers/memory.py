@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from raglane.errors import ArgumentError
+from raglane.nn.porting.transformers.layout import BatchLayout
 from raglane.nn.recurrences.accumulation import accumulate
 from raglane.nn.recurrences.depthwise import convolve_channels, last_elements, step_channels
-from raglane.nn.recurrences.operators import attend, scan_selectively
-from raglane.nn.swapped.layout import Layout
+from raglane.nn.recurrences.recurrence_operator import attend, scan_selectively
 
 
 class Memory:
@@ -20,7 +20,7 @@ class Memory:
     The cache has the last inputs of a convolution, ``(B, E, K)``, oldest first.
     """
 
-    def __init__(self, cache: Any, layer: int, layout: Layout) -> None:
+    def __init__(self, cache: Any, layer: int, layout: BatchLayout) -> None:
         self._cache = cache
         self._layer = layer
         self._layout = layout

@@ -15,7 +15,7 @@ from raglane.segments import offsets_from_lengths
 from raglane.segments.indexing import place_rows, take_rows
 
 
-class Layout(NamedTuple):
+class BatchLayout(NamedTuple):
     """The elements of a batch of B rows and T steps, without padding."""
 
     shape: tuple[int, int]
@@ -51,7 +51,7 @@ class Layout(NamedTuple):
             begins = begins.index_fill(0, self.offsets[:-1], True)
         return begins[:total] if self.resets is None else begins[:total] | self.resets
 
-    def restarted(self, positions: Tensor | None) -> Layout:
+    def restarted(self, positions: Tensor | None) -> BatchLayout:
         """Return the layout in which sequences also begin at the position 0."""
         if positions is None:
             return self
@@ -68,7 +68,7 @@ class Layout(NamedTuple):
         return torch.cat([states, states.new_zeros(surplus, *states.shape[1:])])
 
 
-def layout_of(batch: Tensor, sequences: Tensor | None, mask: Tensor | None) -> Layout:
+def layout_of(batch: Tensor, sequences: Tensor | None, mask: Tensor | None) -> BatchLayout:
     """Return the layout of ``(B, T, D)``.
 
     A sequence begins where the number of ``sequences``, or else of the mask, changes. Elements
@@ -78,10 +78,10 @@ def layout_of(batch: Tensor, sequences: Tensor | None, mask: Tensor | None) -> L
     count, steps, _ = batch.shape
     mask = None if mask is None or mask.dim() != 2 else mask[:, -steps:]
     if sequences is None and steps == 1 and _continues(batch, mask):
-        return Layout((count, 1), None, offsets_of_steps(count), None)
+        return BatchLayout((count, 1), None, offsets_of_steps(count), None)
     if sequences is None and mask is None:
         offsets = torch.arange(count + 1, device=batch.device) * steps
-        return Layout((count, steps), None, offsets, None)
+        return BatchLayout((count, steps), None, offsets, None)
     numbers: Any = mask
     if sequences is not None:
         numbers = sequences[:, -steps:].expand(count, -1) + 1
@@ -99,8 +99,8 @@ def layout_of(batch: Tensor, sequences: Tensor | None, mask: Tensor | None) -> L
     flat = numbers.flatten() if index is None else numbers.flatten().index_select(0, index)
     resets = _changes(flat, offsets)
     if not records_operators() and not bool(resets.any()):
-        return Layout((count, steps), index, offsets, None)
-    return Layout((count, steps), index, offsets, resets)
+        return BatchLayout((count, steps), index, offsets, None)
+    return BatchLayout((count, steps), index, offsets, resets)
 
 
 def _continues(batch: Tensor, mask: Tensor | None) -> bool:

@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.errors import ArgumentTypeError
-from raglane.nn.mixers.rows import bounded_root
-from raglane.nn.swapped.base import Mixer, apply_to
-from raglane.nn.swapped.layout import Layout
-from raglane.nn.swapped.memory import Memory
+from raglane.nn.mixers.row_functions import bounded_root
+from raglane.nn.porting.transformers.base import Mixer, apply_to
+from raglane.nn.porting.transformers.layout import BatchLayout
+from raglane.nn.porting.transformers.memory import Memory
 
 
 class GriffinMixer(Mixer):
@@ -46,7 +46,7 @@ class GriffinMixer(Mixer):
         options = {"seq_idx": kwargs.get("seq_idx"), "position_ids": position_ids}
         return super().forward(input_states, kwargs.get("cache"), **options), None
 
-    def _mix(self, rows: Tensor, layout: Layout, memory: Memory) -> Tensor:
+    def _mix(self, rows: Tensor, layout: BatchLayout, memory: Memory) -> Tensor:
         block: Any = self
         gate = block.act_fn(block.linear_y(rows))
         x = memory.convolve(block.linear_x(rows).flatten(0, 1), block.conv_1d)

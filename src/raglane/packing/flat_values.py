@@ -49,7 +49,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 _FEW = 64
 
 
-class Table(NamedTuple):
+class RowTable(NamedTuple):
     """The rows of a padded tensor or a pack, which C++ reads in place of flat values."""
 
     batch_dim: int | None  # as in :class:`Layout`
@@ -88,7 +88,7 @@ class Layout:
 
     @classmethod
     def of_saved_plan(cls, saved: Tensor) -> Layout:
-        """Return the layout that a call with a :class:`Table` saved; raise if a hook changed it."""
+        """Return the layout that a call with a :class:`RowTable` saved; raise if a hook changed it."""
         numbers = saved.tolist() if _is_list(saved, None) else []
         number, steps, *plan = numbers if len(numbers) > 2 else (0, 0, 0)
         is_pack = number == 3
@@ -249,24 +249,24 @@ def flatten_padded(padded: Tensor, lengths: Any, batch_first: bool) -> tuple[Ten
     return _flatten(padded, _layout(padded.shape[:2], batch_dim, count, steps), total, (lengths,))
 
 
-def table_of_padded(padded: Tensor, lengths: Any, batch_first: bool) -> Table | None:
+def table_of_padded(padded: Tensor, lengths: Any, batch_first: bool) -> RowTable | None:
     """Return the table of a padded tensor; None if C++ cannot read its kind.
 
     No mode may record operators. C++ validates the rest.
     """
     is_plain = type(padded) in _PLAIN and type(lengths) is Tensor and not is_transformed(padded)
     batch_dim = 0 if batch_first else 1
-    return Table(batch_dim, lengths) if is_plain else None
+    return RowTable(batch_dim, lengths) if is_plain else None
 
 
-def table_of_packed(packed: PackedSequence) -> Table | None:
+def table_of_packed(packed: PackedSequence) -> RowTable | None:
     """Return the table of a pack; None as in :func:`table_of_padded`."""
     data, sizes, order, ranks = packed
     has_order = type(order) is Tensor or (order is None and ranks is None)
     is_plain = (
         type(data) in _PLAIN and type(sizes) is Tensor and has_order and not is_transformed(data)
     )
-    return Table(None, sizes, order) if is_plain else None
+    return RowTable(None, sizes, order) if is_plain else None
 
 
 def layout_of_padded(offsets: Tensor, steps: int, batch_first: bool) -> Layout:

@@ -25,8 +25,8 @@ from mixer_models import (
 )
 from raglane.errors import ArgumentError, ShapeError
 from raglane.kernels.cpu import steps
-from raglane.nn.swapped.base import Mixer
-from raglane.nn.swapped.entry import Entry
+from raglane.nn.porting.transformers.base import Mixer
+from raglane.nn.porting.transformers.entry import Entry
 
 transformers: Any = pytest.importorskip("transformers", reason="compares with transformers")
 BOUND = 1e-5

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from raglane._utils.operators import operator
 from raglane.cells import CELLS, CellSpec
-from raglane.kernels.checks import check
 from raglane.kernels.contract import DirectionResult, Request
 from raglane.kernels.program.backend import run_direction as run_step
 from raglane.kernels.program.modules import Named, cell_of, weights_of
+from raglane.kernels.tensor_checks import check
 from raglane.programs.parameters import gradients
 
 # The arguments of a layer in one direction: a cell by its name, and which of its weights exist.

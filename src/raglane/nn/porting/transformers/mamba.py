@@ -9,9 +9,9 @@ from torch import Tensor
 
 from raglane.kernels.cpu.steps import MambaStep
 from raglane.nn.mixers.plain import are_products, has_hooks
-from raglane.nn.swapped.base import Mixer, apply_to, negative_rates
-from raglane.nn.swapped.layout import Layout
-from raglane.nn.swapped.memory import Memory
+from raglane.nn.porting.transformers.base import Mixer, apply_to, negative_rates
+from raglane.nn.porting.transformers.layout import BatchLayout
+from raglane.nn.porting.transformers.memory import Memory
 
 
 class MambaMixer(Mixer):
@@ -39,7 +39,7 @@ class MambaMixer(Mixer):
         eps_of_norm = norm.variance_epsilon
         return MambaStep([*parts, norm.weight], True, eps, eps_of_norm, True).run(rows, *states)
 
-    def _mix(self, rows: Tensor, layout: Layout, memory: Memory) -> Tensor:  # noqa: ARG002
+    def _mix(self, rows: Tensor, layout: BatchLayout, memory: Memory) -> Tensor:  # noqa: ARG002
         mixer: Any = self
         x, gate = mixer.in_proj(rows).flatten(0, 1).chunk(2, -1)
         x = mixer.act(memory.convolve(x, mixer.conv1d))

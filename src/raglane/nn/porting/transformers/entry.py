@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from raglane._utils.tracing import records_operators
 from raglane.errors import ArgumentError
-from raglane.nn.swapped.base import Mixer
-from raglane.nn.swapped.families import mixer_of
-from raglane.nn.swapped.layout import mask_of, numbers_of
+from raglane.nn.porting.transformers.base import Mixer
+from raglane.nn.porting.transformers.families import mixer_of
+from raglane.nn.porting.transformers.layout import mask_of, numbers_of
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,12 @@ import torch
 from torch import Tensor
 
 from raglane._utils.operators import operator
-from raglane.packing.rows import find_padded, flat_to_padded, flatten_padded, layout_of_padded
+from raglane.packing.flat_values import (
+    find_padded,
+    flat_to_padded,
+    flatten_padded,
+    layout_of_padded,
+)
 from raglane.segments.indexing import take_rows
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from raglane.kernels.cpu.steps import can_step
 from raglane.nn.mixers.plain import has_hooks
-from raglane.nn.swapped.base import Mixer
-from raglane.nn.swapped.layout import layout_of
-from raglane.nn.swapped.memory import Memory
+from raglane.nn.porting.transformers.base import Mixer
+from raglane.nn.porting.transformers.layout import layout_of
+from raglane.nn.porting.transformers.memory import Memory
 
 
-class Block:
+class SwappedBlock:
     """A block that does not pass all arguments on: numbers of sequences become the attention mask
     of its mixer.
     """
@@ -22,7 +22,7 @@ class Block:
     def forward(self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
         """Run the block of transformers."""
         block: Any = self
-        if isinstance(block, Block):
+        if isinstance(block, SwappedBlock):
             sequences = kwargs.get("seq_idx")
             mask = attention_mask if sequences is None else sequences + 1
             return super().forward(hidden_states, mask, **kwargs)  # type: ignore[misc]

@@ -7,19 +7,24 @@ from typing import Any
 
 from torch import nn
 
-from raglane.nn.swapped.base import Mixer
-from raglane.nn.swapped.block import Block, SteppedBlock
-from raglane.nn.swapped.delta import (
+from raglane.nn.porting.transformers.base import Mixer
+from raglane.nn.porting.transformers.block import SteppedBlock, SwappedBlock
+from raglane.nn.porting.transformers.delta import (
     ACTIVATIONS,
     DeltaMixer,
     InterleavedDeltaMixer,
     KimiMixer,
     OlmoDeltaMixer,
 )
-from raglane.nn.swapped.griffin import GriffinMixer
-from raglane.nn.swapped.mamba import JambaMixer, MambaMixer
-from raglane.nn.swapped.mamba2 import BambaMixer, FalconH1Mixer, GraniteMixer, Mamba2Mixer
-from raglane.nn.swapped.xlstm import XlstmBlock, XlstmMixer
+from raglane.nn.porting.transformers.griffin import GriffinMixer
+from raglane.nn.porting.transformers.mamba import JambaMixer, MambaMixer
+from raglane.nn.porting.transformers.mamba2 import (
+    BambaMixer,
+    FalconH1Mixer,
+    GraniteMixer,
+    Mamba2Mixer,
+)
+from raglane.nn.porting.transformers.xlstm import XlstmBlock, XlstmMixer
 
 # By the name of the class in a module ``transformers.models``.
 FAMILIES: dict[str, type[Any]] = {
@@ -28,7 +33,7 @@ FAMILIES: dict[str, type[Any]] = {
     "FalconMambaMixer": MambaMixer,
     "FalconMambaBlock": SteppedBlock,
     "JambaMambaMixer": JambaMixer,
-    "JambaMambaDecoderLayer": Block,
+    "JambaMambaDecoderLayer": SwappedBlock,
     "Mamba2Mixer": Mamba2Mixer,
     "BambaMixer": BambaMixer,
     "FalconH1Mixer": FalconH1Mixer,
@@ -46,7 +51,7 @@ FAMILIES: dict[str, type[Any]] = {
 }
 
 
-_OURS = (Mixer, Block, SteppedBlock, XlstmBlock)
+_OURS = (Mixer, SwappedBlock, SteppedBlock, XlstmBlock)
 
 
 def mixer_of(kind: type[Any]) -> type[Any] | None:

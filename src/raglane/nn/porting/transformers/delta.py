@@ -10,9 +10,9 @@ from torch import Tensor
 
 from raglane.kernels.cpu.steps import AttentionStep
 from raglane.nn.mixers.plain import has_hooks
-from raglane.nn.swapped.base import Mixer, negative_rates
-from raglane.nn.swapped.layout import Layout
-from raglane.nn.swapped.memory import Memory
+from raglane.nn.porting.transformers.base import Mixer, negative_rates
+from raglane.nn.porting.transformers.layout import BatchLayout
+from raglane.nn.porting.transformers.memory import Memory
 
 # By the names of transformers.
 ACTIVATIONS: dict[str, Any] = {"silu": F.silu, "swish": F.silu, "gelu": F.gelu, "relu": F.relu}
@@ -55,7 +55,7 @@ class DeltaMixer(Mixer):
         y = step.run(mixed, gate.flatten(2), dt, betas, *states)
         return None if y is None else out(y)
 
-    def _mix(self, rows: Tensor, layout: Layout, memory: Memory) -> Tensor:  # noqa: ARG002
+    def _mix(self, rows: Tensor, layout: BatchLayout, memory: Memory) -> Tensor:  # noqa: ARG002
         mixer: Any = self
         mixed, gate, betas, steps = self._project(rows)
         mixed = ACTIVATIONS[mixer.activation](memory.convolve(mixed.flatten(0, 1), mixer.conv1d))

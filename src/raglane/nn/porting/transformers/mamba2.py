@@ -10,9 +10,9 @@ from torch import Tensor
 
 from raglane.kernels.cpu.steps import AttentionStep
 from raglane.nn.mixers.plain import has_hooks
-from raglane.nn.swapped.base import Mixer, negative_rates
-from raglane.nn.swapped.layout import Layout
-from raglane.nn.swapped.memory import Memory
+from raglane.nn.porting.transformers.base import Mixer, negative_rates
+from raglane.nn.porting.transformers.layout import BatchLayout
+from raglane.nn.porting.transformers.memory import Memory
 
 
 class Mamba2Mixer(Mixer):
@@ -54,7 +54,7 @@ class Mamba2Mixer(Mixer):
         y = step.run(mixed, gate, dt, None, earlier, state)
         return None if y is None else mixer.out_proj(y)
 
-    def _mix(self, rows: Tensor, layout: Layout, memory: Memory) -> Tensor:  # noqa: ARG002
+    def _mix(self, rows: Tensor, layout: BatchLayout, memory: Memory) -> Tensor:  # noqa: ARG002
         mixer: Any = self
         groups = mixer.n_groups
         sizes = [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads]

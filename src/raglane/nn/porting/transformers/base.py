@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from raglane.kernels.cpu.steps import can_step
-from raglane.nn.swapped.layout import Layout, layout_of
-from raglane.nn.swapped.memory import Memory
+from raglane.nn.porting.transformers.layout import BatchLayout, layout_of
+from raglane.nn.porting.transformers.memory import Memory
 
 
 class Mixer:
@@ -75,12 +75,12 @@ class Mixer:
         """
         return None
 
-    def _mix(self, rows: Tensor, layout: Layout, memory: Memory) -> Tensor:
+    def _mix(self, rows: Tensor, layout: BatchLayout, memory: Memory) -> Tensor:
         """Return the outputs of rows ``(1, N, D)``, or ``(B, T, D)`` without padding."""
         raise NotImplementedError
 
 
-def _runs_elsewhere(layout: Layout, memory: Memory) -> bool:
+def _runs_elsewhere(layout: BatchLayout, memory: Memory) -> bool:
     """Return True for a call without lengths, which kernels for a GPU may run."""
     has_lengths = layout.elements is not None or layout.resets is not None
     return not has_lengths and (memory.is_empty or layout.shape[1] == 1)

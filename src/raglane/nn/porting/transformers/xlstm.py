@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.nn.recurrences.operators import attend
-from raglane.nn.swapped.base import Mixer
-from raglane.nn.swapped.layout import layout_of
+from raglane.nn.porting.transformers.base import Mixer
+from raglane.nn.porting.transformers.layout import layout_of
+from raglane.nn.recurrences.recurrence_operator import attend
 
 
 class _Call(NamedTuple):
