@@ -17,7 +17,7 @@ from raglane.data.prepare import seasons
 from raglane.errors import ArgumentError
 from raglane.runs.parts import hold_out
 from raglane.training.settings import Settings
-from raglane.training.tasks import FEWEST_STEPS, settle
+from raglane.training.tasks import FEWEST_STEPS, SEASONAL_DROPOUT, settle
 from raglane.training.tasks.season import season_of
 
 _RNG = np.random.default_rng(0)
@@ -113,6 +113,13 @@ def test_a_season_is_chosen_by_the_held_out_part() -> None:
         assert any(note.startswith("season: 24 steps") for note in notes) == bool(season)
         # Without a held-out part nothing tells whether the season helps.
         assert settle(Settings("forecast", loss="mse"), data)[0].season == 0
+        # A model of differences has dropout, unless that was chosen.
+        names = () if season else ("batch_size",)
+        free, lines = settle(Settings("forecast", loss="mse"), training, validation, names)
+        assert free.dropout == (SEASONAL_DROPOUT if season else 0.0)
+        assert any(line.startswith("dropout: 0.3, because") for line in lines) == bool(season)
+        kept, _ = settle(Settings("forecast", loss="mse"), training, validation, ("dropout",))
+        assert kept.dropout == 0.0
         off, notes = settle(Settings("forecast", loss="mse", season=0), training, validation)
         assert (off.season, [note for note in notes if "season" in note]) == (0, [])
 
