@@ -51,9 +51,32 @@ CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
         "bidirectional, LSTM": BOTH | {"cell": "lstm"},
         "bidirectional, lr 0.001": BOTH | {"lr": 0.001},
     },
+    "forecast": {
+        TODAY: {},
+        "LSTM": {"cell": "lstm"},
+        "dropout": DROPPED,
+        "lr 0.001": {"lr": 0.001},
+        "MAE": {"loss": "mae"},
+        "no season": {"season": 0},
+        "no season, MAE": {"season": 0, "loss": "mae"},
+        "no season, weight decay": {"season": 0, "weight_decay": 0.01},
+    },
+    "language": {
+        TODAY: {},
+        "LSTM": {"cell": "lstm"},
+        "dropout": DROPPED,
+        "lr 0.01": {"lr": 0.01},
+        "100 units": {"hidden_size": 100},
+    },
 }
 # The measure of a task, and whether more of it is better.
-MEASURES = {"classify": ("accuracy", True), "regress": ("mae", False), "tag": ("accuracy", True)}
+MEASURES = {
+    "classify": ("accuracy", True),
+    "regress": ("mae", False),
+    "tag": ("accuracy", True),
+    "forecast": ("mae", False),
+    "language": ("perplexity", False),
+}
 COLUMNS = ("task", "set", "candidate", "seed", "measure", "seconds")
 Scores = dict[str, dict[str, list[float]]]
 
@@ -63,7 +86,9 @@ def measure(task: str, split: Split, options: dict[str, Any], seed: int) -> tupl
     start = time.perf_counter()
     run = rl.fit(split.train, split.train_labels, task=task, seed=seed, progress=False, **options)
     seconds = time.perf_counter() - start
-    return float(run.evaluate(split.test, split.test_labels)[MEASURES[task][0]]), seconds
+    found = run.evaluate(split.test, split.test_labels, horizon=split.horizon)
+    numbers = found.ahead() if split.horizon > 1 else found
+    return float(numbers[MEASURES[task][0]]), seconds
 
 
 def run(tasks: list[str], after: Path | None) -> None:

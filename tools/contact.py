@@ -15,6 +15,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -105,6 +106,46 @@ CASES = [
         "train months.csv --task forecast --epochs 2 --season 0",
         0,
         "not season: ",
+    ),
+    case(
+        "a season that drowns in noise",
+        "train noisy.csv --task forecast",
+        0,
+        "the end of the seq",
+        "not season: ",
+    ),
+    case("its dropout", "train months.csv --task forecast", 0, "^dropout: 0.3, because of the sea"),
+    case("another one", "train months.csv --task forecast --dropout 0.1", 0, "not ^dropout: "),
+    case(
+        "advice that was followed",
+        "train wide.csv --epochs 4 --dropout 0.3",
+        0,
+        "^note: ",
+        "not try .*--dropout 0.3",
+        "not try --epochs 4 ",
+    ),
+    case(
+        "a column with a value per row",
+        "train batches.csv --epochs 4",
+        0,
+        "^note: the model is not better than a simple rule",
+        "first, column batch has 54 values in 54 elements, as times and IDs have",
+    ),
+    case(
+        "many epochs in a pipe",
+        "train batches.csv --epochs 100 --lr 0.0001",
+        0,
+        "^epoch +100/100",
+        r"not (^epoch .*\n){40}",
+    ),
+    case(
+        "words and their tags", "predict tags tags.jsonl", 0, "^id,step,words,p", "^0,2,cat,[DNV],"
+    ),
+    case(
+        "a run of another version",
+        "predict newer steps.csv",
+        2,
+        "at most .*, got format version 99",
     ),
     case("a season of one step", "train months.csv --task forecast --season 1", 2, "at least 2"),
     case(
@@ -265,6 +306,17 @@ def make_files(folder: Path) -> None:
         for n in range(96)
     ]
     _write(folder / "months.csv", ["month", "passengers"], months)
+    random = np.random.default_rng(1)
+    noisy = np.sin(np.arange(300) * math.pi / 12) + 0.5 * random.normal(size=300)
+    _write(
+        folder / "noisy.csv",
+        ["hour", "level"],
+        [[hour, level] for hour, level in enumerate(noisy.round(3))],
+    )
+    batches = [[n, f"b{n}", round(random.normal(), 2), "ab"[random.integers(2)]] for n in range(60)]
+    _write(folder / "batches.csv", ["id", "batch", "x", "label"], batches)
+    tags = {"words": ["the", "cat", "sat"], "tags": ["D", "N", "V"]}
+    (folder / "tags.jsonl").write_text(_lines([tags] * 24))
     (folder / "lines.txt").write_text("\n".join([*words, "a longer line"] * 6))
     rolls = [
         [[60 + (number + step) % 5, 67][: step % 3] for step in range(6)] for number in range(24)
@@ -290,9 +342,13 @@ def make_files(folder: Path) -> None:
         ("steps.csv", "run"),
         ("whole.jsonl", "whole"),
         ("months.csv --task forecast", "months"),
+        ("tags.jsonl", "tags"),
     ):
         code, printed = play(f"train {data} --output {run}", folder)
         assert code == 0, printed
+    shutil.copytree(folder / "run", folder / "newer")
+    config = folder / "newer" / "best" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"format_version": 99}))
 
 
 def _write(path: Path, names: list[str], rows: list[list[Any]], separator: str = ",") -> None:
@@ -308,14 +364,9 @@ def play(command: str, folder: Path) -> tuple[int, str]:
     """Run a command in a folder; return its exit code and its output."""
     words = shlex.split(command.format(here=folder))
     if words[0] == "train":
-        words += [
-            *_FAST.split(),
-            *(
-                []
-                if "--output" in words
-                else ["--output", f"runs/{len(list(folder.glob('runs/*')))}"]
-            ),
-        ]
+        words[1:1] = _FAST.split()
+        if "--output" not in words:
+            words += ["--output", f"runs/{len(list(folder.glob('runs/*')))}"]
     printed = io.StringIO()
     with (
         contextlib.chdir(folder),

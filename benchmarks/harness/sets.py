@@ -1,31 +1,42 @@
-"""Sets of sequences with labels or targets, for comparing the defaults of training.
+"""Sets of sequences for comparing the defaults of training.
 
-The archives' sets come with the packages sktime, aeon, tslearn, seglearn and scikit-learn, whose
-files are read without importing the package; the others are drawn here.
+Sets of archives come with the packages sktime, aeon, tslearn, seglearn, statsmodels and
+scikit-learn, whose files are read without importing the package, and the sentences are those of the
+standard library of Python; the others are drawn here.
 """
 
 from __future__ import annotations
 
+import ast
+import sysconfig
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
 
 import raglane as rl
 
 # Longer series are averaged over blocks, so that they have at most so many steps.
 LONGEST = 200
+# The column of the orders of electrical equipment.
+ORDERS = "STS.M.I7.W.TOVT.NS0016.4.000"
 
 
 class Split(NamedTuple):
-    """Sequences and their labels or targets, for training and for the test."""
+    """Sequences and their labels or targets, for training and for the test.
+
+    Of a forecast, the test has the series of the training and the ``horizon`` elements after them.
+    """
 
     train: Any
     train_labels: Any
     test: Any
     test_labels: Any
+    horizon: int = 1
 
 
 def folder_of(package: str, *parts: str) -> Path:
@@ -207,6 +218,102 @@ def next_marks() -> Split:
     return _every_third(series, tags)
 
 
+def _series(values: Sequence[np.ndarray], horizon: int) -> Split:
+    """Return series as tables of ids, times and values; a forecast is of their last elements."""
+    scale = float(np.concatenate(values).std())
+
+    def table(parts: Sequence[np.ndarray]) -> pa.Table:
+        lengths = [len(part) for part in parts]
+        return pa.table(
+            {
+                "id": np.repeat(np.arange(len(parts)), lengths),
+                "time": np.concatenate([np.arange(length) for length in lengths]),
+                "value": np.concatenate(parts) / scale,
+            }
+        )
+
+    return Split(table([part[:-horizon] for part in values]), None, table(values), None, horizon)
+
+
+def one_series(package: str, path: str, column: str, horizon: int) -> Callable[[], Split]:
+    """Return a loader of a column of a file of a package, a series."""
+
+    def load() -> Split:
+        table = pyarrow.csv.read_csv(folder_of(package, "datasets", *path.split("/")))
+        return _series([table[column].to_numpy().astype(np.float64)], horizon)
+
+    return load
+
+
+def el_nino() -> Split:
+    """Return temperatures of the Pacific of 61 years, a row of twelve months each."""
+    table = pyarrow.csv.read_csv(folder_of("statsmodels", "datasets", "elnino", "elnino.csv"))
+    months = np.stack([column.to_numpy() for column in table.columns[1:]], 1)
+    return _series([months.ravel().astype(np.float64)], 24)
+
+
+def fertility() -> Split:
+    """Return births per woman of 192 countries from 1960 to 2011, without gaps."""
+    path = folder_of("statsmodels", "datasets", "fertility", "fertility.csv")
+    years = [str(year) for year in range(1960, 2012)]
+    table = pyarrow.csv.read_csv(path).select(years)
+    rows = np.stack([column.cast(pa.float64()).to_numpy() for column in table.columns], 1)
+    return _series(list(rows[~np.isnan(rows).any(1)]), 5)
+
+
+def waves() -> Split:
+    """Draw 60 autoregressive series of 60 to 120 steps with periods of 6 to 20 steps."""
+    rng = np.random.default_rng(9)
+    drawn = []
+    for _ in range(60):
+        turn = 2 * np.pi / rng.uniform(6, 20)
+        wave = list(rng.normal(size=2))
+        for _ in range(int(rng.integers(58, 119))):
+            wave.append(1.9 * np.cos(turn) * wave[-1] - 0.9025 * wave[-2] + 0.3 * rng.normal())
+        drawn.append(np.array(wave))
+    return _series(drawn, 10)
+
+
+def sentences() -> Split:
+    """Return first lines of docstrings of the standard library, of 20 to 80 characters."""
+    found = set()
+    for path in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                found.add((ast.get_docstring(node) or "").partition("\n")[0])
+    texts = sorted(text for text in found if 20 <= len(text) <= 80)
+    np.random.default_rng(10).shuffle(texts)
+    return _texts([list(text) for text in texts[:1500]])
+
+
+def letters() -> Split:
+    """Draw texts of 20 to 60 letters, each of which depends on the two before it."""
+    rng = np.random.default_rng(11)
+    chances = rng.dirichlet(np.full(12, 0.1), (12, 12))
+    drawn = []
+    for _ in range(900):
+        text = list(rng.integers(12, size=2))
+        for _ in range(int(rng.integers(18, 59))):
+            text.append(rng.choice(12, p=chances[text[-2], text[-1]]))
+        drawn.append("".join("abcdefghijkl"[letter] for letter in text))
+    return _texts(drawn)
+
+
+def echoes() -> Split:
+    """Draw words of 4 to 12 letters that are repeated after a hyphen."""
+    rng = np.random.default_rng(12)
+    words = [
+        "".join("abcdefgh"[i] for i in rng.integers(8, size=rng.integers(4, 13)))
+        for _ in range(900)
+    ]
+    return _texts([f"{word}-{word}" for word in words])
+
+
+def _texts(texts: list[str]) -> Split:
+    split = _every_third(texts, texts)
+    return Split(split.train, None, split.test, None)
+
+
 def _every_third(series: list[Any], labels: list[Any]) -> Split:
     is_test = [index % 3 == 2 for index in range(len(series))]
 
@@ -238,4 +345,13 @@ SETS: dict[str, dict[str, Callable[[], Split]]] = {
         "last peak": last_peak,
     },
     "tag": {"hidden states": hidden_states, "depths": depths, "next marks": next_marks},
+    "forecast": {
+        "sunspots": one_series("statsmodels", "sunspots/sunspots.csv", "SUNACTIVITY", 24),
+        "El Nino": el_nino,
+        "equipment": one_series("statsmodels", "elec_equip/elec_equip.csv", ORDERS, 24),
+        "seat belts": one_series("sktime", "data/seatbelts/seatbelts.csv", "KSI", 24),
+        "fertility": fertility,
+        "waves": waves,
+    },
+    "language": {"sentences": sentences, "letters": letters, "echoes": echoes},
 }

@@ -205,6 +205,23 @@ def test_nothing_is_wrong_with_the_page_of_a_run(browser: Browser, tmp_path: Pat
         assert len(here.page.pdf(format="A4")) > 20_000
 
 
+def test_nothing_is_wrong_with_pages_of_a_forecast_and_of_a_search(
+    browser: Browser, tmp_path: Path
+) -> None:
+    wave = np.sin(np.arange(200) * np.pi / 12)[:, None]
+    rl.fit([wave], task="forecast", output=tmp_path / "run", epochs=2, threads=1, progress=False)
+    table = tmp_path / "rows.csv"
+    rows = [f"{row // 5},{row % 7},{'ab'[row // 5 % 2]}" for row in range(150)]
+    table.write_text("\n".join(["id,value,label", *rows]))
+    words = ["--trials", "2", "--epochs", "2", "--threads", "1", "--quiet"]
+    assert main(["tune", str(table), "--output", str(tmp_path / "search"), *words]) == 0
+    for folder, pictures in (("run", 4), ("search", 4)):
+        for width, scheme in WAYS[1:3]:
+            with visit(browser, (tmp_path / folder / "report.html").as_uri(), width, scheme) as at:
+                assert at.problems() == [], (folder, width, scheme)
+                assert at.page.locator("figure.picture svg").count() == pictures
+
+
 _GOOD = """<!doctype html>
 <html lang="en"><head><title>A page</title>{}</head><body><main><h1>A page</h1>{}</main></body></html>"""
 _FAULTS = {

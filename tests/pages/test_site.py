@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
@@ -55,15 +56,20 @@ def test_page(browser: Browser, address: str, name: str) -> None:
             assert page.problems() == [], (name, width, scheme)
 
 
-def test_a_picture_shrinks_to_a_phone_unless_its_labels_were_too_small(
-    browser: Browser, address: str
+@pytest.mark.parametrize(("name", "count"), [("index", 2), ("methods", 4)])
+def test_pictures_shrink_to_a_phone_and_keep_their_labels_readable(
+    browser: Browser, address: str, name: str, count: int
 ) -> None:
     excess = "part => part.scrollWidth - part.clientWidth"
-    with visit(browser, f"{address}/index.html", PHONE) as here:
-        schedules, speed = here.page.locator(".picture").all()
-        assert speed.evaluate(excess) == 0
-        assert speed.locator("img").first.bounding_box()
-        assert schedules.evaluate(excess) > 0
+    with visit(browser, f"{address}/{name}.html", PHONE) as here:
+        pictures = here.page.locator(".picture").all()
+        assert len(pictures) == count
+        for picture in pictures:
+            assert picture.evaluate(excess) == 0
+            box: Any = picture.locator("img").first.bounding_box()
+            drawn = picture.evaluate("part => getComputedStyle(part).getPropertyValue('--wide')")
+            # Of the smallest text, 8 points of 4/3 pixels.
+            assert 8 * box["width"] / float(drawn.removesuffix("pt")) > 6
 
 
 @pytest.mark.parametrize(

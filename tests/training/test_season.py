@@ -17,7 +17,7 @@ from raglane.data.prepare import seasons
 from raglane.errors import ArgumentError
 from raglane.runs.parts import hold_out
 from raglane.training.settings import Settings
-from raglane.training.tasks import FEWEST_STEPS, settle
+from raglane.training.tasks import FEWEST_STEPS, SEASONAL_DROPOUT, settle
 from raglane.training.tasks.season import season_of
 
 _RNG = np.random.default_rng(0)
@@ -102,7 +102,10 @@ def test_a_season_is_chosen_by_the_held_out_part() -> None:
     (wave,) = _series([200], season=24)
     noise = _RNG.normal(size=(200, 1))
     walk = noise.cumsum(0)
-    for series, season in ((wave, 24), (noise, 0), (walk, 0)):
+    # Differences would double the noise, which is more than half of the deviations from the mean.
+    drowned = np.sin(2 * np.pi * np.arange(600) / 24)[:, None] + 0.5 * _RNG.normal(size=(600, 1))
+    assert season_of(torch.from_numpy(drowned)) == 24
+    for series, season in ((wave, 24), (noise, 0), (walk, 0), (drowned, 0)):
         data = read([series], Columns("forecast"))
         training, validation = hold_out(data, 0.1, 0)
         settings, notes = settle(Settings("forecast", loss="mse"), training, validation)
@@ -110,6 +113,13 @@ def test_a_season_is_chosen_by_the_held_out_part() -> None:
         assert any(note.startswith("season: 24 steps") for note in notes) == bool(season)
         # Without a held-out part nothing tells whether the season helps.
         assert settle(Settings("forecast", loss="mse"), data)[0].season == 0
+        # A model of differences has dropout, unless that was chosen.
+        names = () if season else ("batch_size",)
+        free, lines = settle(Settings("forecast", loss="mse"), training, validation, names)
+        assert free.dropout == (SEASONAL_DROPOUT if season else 0.0)
+        assert any(line.startswith("dropout: 0.3, because") for line in lines) == bool(season)
+        kept, _ = settle(Settings("forecast", loss="mse"), training, validation, ("dropout",))
+        assert kept.dropout == 0.0
         off, notes = settle(Settings("forecast", loss="mse", season=0), training, validation)
         assert (off.season, [note for note in notes if "season" in note]) == (0, [])
 

@@ -17,10 +17,10 @@ from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.plot.picture import SMALL, TITLE, Box, Picture, label, look, picture_in, width_of
 from raglane.schedules import lengths_of
 
-# The least size of a figure, and the box of its axes, in inches.
-_WIDTH = 7.4
+# The least size of a figure, which a phone can show, and the box of its axes, in inches.
+_WIDTH = 6.5
 _HEIGHT = 3.95
-_BOX = Box(0.85, 0.6, 5.4, 2.95)
+_BOX = Box(0.85, 0.6, 4.6, 2.95)
 # The most bars.
 _MOST_BINS = 50
 # The most borders that are lines over the whole height.

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 
 _MOST_IN_STRIP = 60
+# The width of a text of the strip in inches: two digits.
+_STRIP_TEXT = 0.143
 
 
 def padded(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
@@ -118,7 +120,7 @@ def packed(lengths: Any, *, labels: Any = None, axes: Any = None) -> Picture:
     above = 1.5 if has_strip else 0.0
     widest = _widest(sample)
     if has_strip:
-        widest = max(widest, 0.24 * table.elements / table.steps)
+        widest = max(widest, _STRIP_TEXT * table.elements / table.steps)
     picture = cells.grid(
         axes,
         titles,
@@ -248,8 +250,10 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
         >>> picture = rl.plot.schedules([4, 6, 8, 5, 4, 3, 7, 8], lanes=4)
         >>> print(*(axes.get_title(loc="left") for axes in picture.axes), sep="\n")
         each: 45 elements, 45 steps
-        padded: 64 elements, 19 of them waste, 8 steps
-        masked: 64 elements, 19 of them waste, 8 steps
+        padded: 64 elements, 8 steps
+        19 elements wasted
+        masked: 64 elements, 8 steps
+        19 elements wasted
         packed: 45 elements, 8 steps
         lanes: 45 elements, 12 steps
     """
@@ -261,7 +265,7 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
     }
     numbers = sample.names()
     steps = max([1, *(table.steps for name, table in tables.items() if name != "each")])
-    picture = picture_in(axes, *_boxes(rows, cells.room_for_names(numbers)))
+    picture = picture_in(axes, *_boxes(rows, steps, cells.room_for_names(numbers)))
     for (name, table), plot in zip(tables.items(), picture.axes, strict=True):
         plot.set_xlim(0, max(table.steps, 1) if name == "each" else steps)
         plot.set_ylim(rows[name], 0)
@@ -278,7 +282,10 @@ def schedules(lengths: Any, lanes: int | None = None, *, axes: Any = None) -> Pi
             )
         cells.mark_rows(plot, names if side else [])
         cells.mark_steps(plot, table.steps)
-        label(plot, f"{name}: {_summary(costs[name])}", f"step{what}{sample.remark}", side)
+        count = costs[name]
+        title = f"{name}: {count_of(count.elements, 'element')}, {count_of(count.steps, 'step')}"
+        title += f"\n{count_of(count.waste, 'element')} wasted" if count.waste else ""
+        label(plot, title, f"step{what}{sample.remark}", side)
     return picture
 
 
@@ -291,20 +298,24 @@ _MEANINGS = {
 }
 
 
-def _boxes(rows: Mapping[str, int], left: float) -> tuple[tuple[float, float], list[Box]]:
+def _boxes(
+    rows: Mapping[str, int], steps: int, left: float
+) -> tuple[tuple[float, float], list[Box]]:
     """Return the size of the figure of all schedules, and the box of each: one on top, then rows of
-    two.
+    two. A phone can show the figure of few steps.
     """
-    width = 4.6
+    width = min(max(2.4, 0.2 * steps), 4.6)
     between = left + 0.3
     highest = max(rows.values())
     height = min(max(highest, 2) * cells.CELL, 4.0)
-    room = cells.ABOVE + height + cells.BELOW
+    # A title may have two lines.
+    above = cells.ABOVE + 0.16
+    room = above + height + cells.BELOW
     total = cells.ABOVE + cells.CELL + cells.BELOW + 2 * room
     boxes = [Box(left, total - cells.ABOVE - cells.CELL, 2 * width + between, cells.CELL)]
     for index, name in enumerate(list(rows)[1:]):
         high = height * rows[name] / max(highest, 2)
-        top = total - cells.ABOVE - cells.CELL - cells.BELOW - (index // 2) * room - cells.ABOVE
+        top = total - cells.ABOVE - cells.CELL - cells.BELOW - (index // 2) * room - above
         boxes.append(Box(left + (width + between) * (index % 2), top - high, width, high))
     return (left + 2 * width + between + 0.25, total), boxes
 

@@ -50,16 +50,19 @@ FEWEST_STEPS = 8
 # The fewest and most elements of a chunk of truncated backpropagation through one series.
 SHORTEST_CHUNK = 20
 LONGEST_CHUNK = 100
+# Differences have twice the noise of elements, which a forecast of several steps accumulates.
+SEASONAL_DROPOUT = 0.3
 
 
 def settle(
     settings: Settings,
     training: Dataset,
     validation: Dataset | None = None,
-    chosen: Container[str] = ("batch_size",),
+    chosen: Container[str] = ("batch_size", "dropout"),
 ) -> tuple[Settings, list[str]]:
-    """Choose the loss, season, chunks, batch size, epochs and learning rate schedule that were left
-    to the data, the batch size unless its name is among the chosen ones; return lines about them.
+    """Choose the loss, season, chunks, epochs and learning rate schedule that were left to the data,
+    and the batch size and dropout unless their names are among the chosen ones; return lines about
+    them.
 
     With ``epochs`` the schedule is constant, so that a run resumed with more epochs has the bits of
     a longer one.
@@ -69,9 +72,8 @@ def settle(
         settings = replace(settings, loss="bce")
         mse = argument("loss", "mse")
         notes.append(f"loss: bce, because all channels are 0 or 1; for squared errors: {mse}")
-    if settings.season is None:
-        settings, note = season.settle(settings, training, validation)
-        notes += [note] if note else []
+    settings, lines = _with_season(settings, training, validation, chosen)
+    notes += lines
     if settings.bptt_steps is None and _is_one_long_series(settings, training):
         chunk = min(max(int(training.lengths[0]) // 10, SHORTEST_CHUNK), LONGEST_CHUNK)
         settings = replace(settings, bptt_steps=chunk)
@@ -93,6 +95,24 @@ def settle(
         length = f"{epochs:,} of {count_of(steps, 'step')}{until}"
         notes.append(f"epochs: {length}; learning rate {schedule}; {argument('epochs')} chooses")
     return replace(settings, lr_schedule=schedule), notes
+
+
+def _with_season(
+    settings: Settings,
+    training: Dataset,
+    validation: Dataset | None,
+    chosen: Container[str],
+) -> tuple[Settings, list[str]]:
+    """Choose the season that was left to the data, and the dropout of a model of differences."""
+    notes = []
+    if settings.season is None:
+        settings, note = season.settle(settings, training, validation)
+        notes += [note] if note else []
+    if settings.has_season and "dropout" not in chosen:
+        settings = replace(settings, dropout=SEASONAL_DROPOUT)
+        chooses = f"{argument('dropout')} chooses"
+        notes.append(f"dropout: {SEASONAL_DROPOUT}, because of the season; {chooses}")
+    return settings, notes
 
 
 def _is_one_long_series(settings: Settings, training: Dataset) -> bool:
