@@ -29,7 +29,7 @@ from raglane._utils.messages import warn_caller
 from raglane._utils.tracing import constant_when_traced, refuse_jit_trace
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 22
+ABI = 23
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
