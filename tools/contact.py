@@ -133,7 +133,7 @@ CASES = [
     ),
     case(
         "many epochs in a pipe",
-        "train batches.csv --epochs 100 --lr 0.0001",
+        "train batches.csv --epochs 100 --lr 0.1",
         0,
         "^epoch +100/100",
         r"not (^epoch .*\n){40}",
