@@ -143,21 +143,21 @@ class Matrices:
         by_row = Shape(segments, count // segments)
         return shape if shape is not None and shape[:2] == by_row[:2] else by_row
 
-    def _down(self, factors: tuple[Columns, ...], part: int) -> Matrix | None:
+    def _down(self, factors: tuple[Columns, ...], rows: int) -> Matrix | None:
         """Return sums along the columns of matrices whose rows are adjacent."""
         first = next((item for item in factors if len(np.unique(item)) == len(item)), None)
-        if first is None or part < _LEAST_ROWS:
+        if first is None or rows < _LEAST_ROWS:
             return None
-        sums = first.reshape(-1, part)[:, 0]
+        sums = first.reshape(-1, rows)[:, 0]
         # As many adjacent sums as a row has columns are those of one group.
         turns = np.flatnonzero(np.diff(sums) != 1)
         wide = int(turns[0]) + 1 if len(turns) else len(sums)
         if wide < _LEAST_COLUMNS or len(sums) % wide:
             return None
-        shape = Shape(len(sums) // wide * part, wide, len(sums) // wide)
+        shape = Shape(len(sums) // wide * rows, wide, len(sums) // wide)
         turned = tuple(
             [
-                columns.reshape(shape.groups, wide, part).transpose(0, 2, 1).reshape(-1)
+                columns.reshape(shape.groups, wide, rows).transpose(0, 2, 1).reshape(-1)
                 for columns in factors
             ]
         )

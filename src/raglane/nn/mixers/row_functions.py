@@ -21,7 +21,7 @@ from raglane.native.library import DTYPES, library, missing_kernels
 
 def _is_recorded(*parts: Tensor | None) -> bool:
     """Return True if torch's own operators are needed."""
-    tensors = [part for part in parts if part is not None]
+    tensors = [tensor for tensor in parts if tensor is not None]
     return records_operators() or are_transformed(tensors) or has_tangent(tensors)
 
 

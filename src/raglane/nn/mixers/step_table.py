@@ -133,10 +133,10 @@ class StepTable(Way):
         written = TableColumns(self, self._width, sizes)
         self._width += written.count
         firsts = [columns.first for columns in inputs]
-        indices = [-1 if part is None else len(self._parts) for part in (weight, bias)]
+        indices = [-1 if parameter is None else len(self._parts) for parameter in (weight, bias)]
         if bias is not None and weight is not None:
             indices[1] += 1
-        self._parts += [part for part in (weight, bias) if part is not None]
+        self._parts += [parameter for parameter in (weight, bias) if parameter is not None]
         index = -1
         if state is not None:
             index = next(i for i, each in enumerate(self._states) if each is state)

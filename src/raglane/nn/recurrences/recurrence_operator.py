@@ -157,9 +157,9 @@ class Operator:
             # Views, so that a gradient ends here even if one input was computed from another.
             inputs = [_view(tensor) for tensor in (*tensors, *upstream)]
             results = self._loop(tuple(inputs[:count]), offsets, resets, *ctx.options)
-            chosen = [place for place, is_needed in enumerate(ctx.needed) if is_needed]
-            first = _gradients(results, [inputs[place] for place in chosen], inputs[count:], True)
-        second = _gradients(first, inputs, [weights[place] for place in chosen], again)
+            chosen = [index for index, is_needed in enumerate(ctx.needed) if is_needed]
+            first = _gradients(results, [inputs[index] for index in chosen], inputs[count:], True)
+        second = _gradients(first, inputs, [weights[index] for index in chosen], again)
         unsaved = [None] * len(self._kernel.reread + self._kernel.saved)
         rest = [None] * (self._options + 1)
         return *second[:count], None, None, *unsaved, *second[count:], *rest
@@ -178,8 +178,8 @@ def _gradients(
         if weight is not None and result is not None and result.requires_grad
     ]
     leaves = [
-        (place, tensor)
-        for place, tensor in enumerate(inputs)
+        (index, tensor)
+        for index, tensor in enumerate(inputs)
         if tensor is not None and tensor.requires_grad and pairs
     ]
     gradients: list[Tensor | None] = [None] * len(inputs)
@@ -191,8 +191,8 @@ def _gradients(
             create_graph=create_graph,
             allow_unused=True,
         )
-        for (place, _), gradient in zip(leaves, computed, strict=True):
-            gradients[place] = gradient
+        for (index, _), gradient in zip(leaves, computed, strict=True):
+            gradients[index] = gradient
     return gradients
 
 
