@@ -246,7 +246,9 @@ def test_every_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Mon
     threads = torch.get_num_threads()
     programs.main(["--tiny", "--threads", "1"])
     assert torch.get_num_threads() == threads
-    assert all(make(3, 4).output_size == 4 for make, _ in programs.LAYERS.values())
+    sizes = {name: make(3, 8).output_size for name, (make, _) in programs.LAYERS.items()}
+    read = {"fast weights": 2, "slots": 2}  # as wide as the matrix
+    assert sizes == dict.fromkeys(sizes, 8) | read
     lines = capsys.readouterr().out.splitlines()
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
