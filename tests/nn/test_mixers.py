@@ -440,7 +440,7 @@ def test_packed_weights_in_training() -> None:
 def _noting(function: Callable[..., Any], used: list[int]) -> Callable[..., Any]:
     def run(*args: Any) -> Any:
         result = function(*args)
-        if result is not None:
+        if result is not None and len(result):  # neither refused
             used.append(1)
         return result
 

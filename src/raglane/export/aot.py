@@ -30,7 +30,7 @@ from raglane.export.tracing import ModuleTracker, check_dtype, evaluating, quiet
 from raglane.export.verify import Verified, check_agrees
 from raglane.kernels.contract import Request, Result, run_directions
 from raglane.kernels.dispatch import use_backend
-from raglane.kernels.graph import Loops, StepTable
+from raglane.kernels.graph import Loops, StepLayout
 from raglane.kernels.program.backend import run_in_graph
 from raglane.native import missing_kernels
 from raglane.native.library import has_cell, location
@@ -168,7 +168,7 @@ class _KernelLoops(Loops):
         self.loops = 0
         self._has_kernels = has_kernels
 
-    def run_layer(self, layer: Request, table: Callable[[], StepTable]) -> Result | None:  # noqa: ARG002
+    def run_layer(self, layer: Request, table: Callable[[], StepLayout]) -> Result | None:  # noqa: ARG002
         """See :class:`raglane.kernels.graph.Loops`."""
         if layer.values.is_cuda:
             return self.launch(layer)

@@ -24,7 +24,7 @@ from raglane.cells import GRU, LSTM, CoupledLSTM, Elman, PeepholeLSTM
 from raglane.export.signature import elements_of_padded, padded_of_elements
 from raglane.kernels import graph
 from raglane.kernels.contract import Request, Result
-from raglane.kernels.graph import MaskedStep, StepTable
+from raglane.kernels.graph import MaskedStep, StepLayout
 from raglane.segments import owners
 
 OPSET = 20
@@ -43,7 +43,7 @@ class OnnxLoops(graph.Loops):
 
     steps: list[MaskedStep] = field(default_factory=list)
 
-    def run_layer(self, layer: Request, table: Callable[[], StepTable]) -> Result | None:
+    def run_layer(self, layer: Request, table: Callable[[], StepLayout]) -> Result | None:
         """See :class:`raglane.kernels.graph.Loops`."""
         operator = None if layer.need_states else _operator_of(layer)
         return None if operator is None else _run_operator(operator, layer, table())
@@ -51,7 +51,7 @@ class OnnxLoops(graph.Loops):
     def run_loop(
         self,
         step: MaskedStep,
-        table: StepTable,
+        table: StepLayout,
         prepared: Tensor,
         state: tuple[Tensor, ...],
         sizes: list[int],
@@ -76,8 +76,8 @@ class OnnxLoops(graph.Loops):
 
 
 def _with_a_row(
-    table: StepTable, state: tuple[Tensor, ...]
-) -> tuple[StepTable, tuple[Tensor, ...]]:
+    table: StepLayout, state: tuple[Tensor, ...]
+) -> tuple[StepLayout, tuple[Tensor, ...]]:
     """Return a batch and its states, ``(..., B, size)``, with an empty sequence if there are
     none.
     """
@@ -88,7 +88,7 @@ def _with_a_row(
     element = F.pad(table.element - total, (0, 1)).index_select(1, row) + total
     lengths = F.pad(table.lengths, (0, 1)).index_select(0, row)
     states = [F.pad(value, (0, 0, 0, 1)).index_select(-2, row) for value in state]
-    return StepTable(element, element < total, table.row, lengths), tuple(states)
+    return StepLayout(element, element < total, table.row, lengths), tuple(states)
 
 
 def _of_sequences(state: Tensor, before: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ _OPERATORS: dict[type, Callable[[Any], _OnnxOperator | None]] = {
 }
 
 
-def _run_operator(operator: _OnnxOperator, layer: Request, table: StepTable) -> Result:
+def _run_operator(operator: _OnnxOperator, layer: Request, table: StepLayout) -> Result:
     """Run a layer, in all its directions, as one node."""
     directions = layer.directions
     size = layer.sizes[0]

@@ -27,7 +27,7 @@ from raglane.cells.regularised import MarkedWeights, Resetting
 from raglane.kernels.contract import DirectionResult, Request, Result, run_directions
 
 
-class StepTable(NamedTuple):
+class StepLayout(NamedTuple):
     """The layout of a batch as ``T`` steps, at least 1, of ``B`` rows."""
 
     element: Tensor  # ``(T, B)`` int64, the index of each element; ``N`` past the end of a sequence
@@ -44,7 +44,7 @@ class StepTable(NamedTuple):
         return padded.flatten(0, 1).index_select(0, self.row)
 
 
-def table_of(offsets: Tensor, total: int) -> StepTable:
+def table_of(offsets: Tensor, total: int) -> StepLayout:
     """Return the table of a batch of ``total`` elements."""
     lengths = offsets.diff()
     # At least one step: runtimes need not support empty loops, and max of no lengths would raise.
@@ -55,7 +55,7 @@ def table_of(offsets: Tensor, total: int) -> StepTable:
     element = torch.where(is_real, step + offsets[:-1], total)
     owner = segments.segment_ids(offsets, total)
     position = segments.positions(offsets, total)
-    return StepTable(element, is_real, position * lengths.shape[0] + owner, lengths)
+    return StepLayout(element, is_real, position * lengths.shape[0] + owner, lengths)
 
 
 _loops: ContextVar[Loops | None] = ContextVar("raglane_loops", default=None)
@@ -77,14 +77,14 @@ def has_loops() -> bool:
     return _loops.get() is not None
 
 
-def run_layer(table: Callable[[], StepTable], layer: Request) -> Result:
+def run_layer(table: Callable[[], StepLayout], layer: Request) -> Result:
     """Run one layer; ``table`` returns the table of its batch, for which a device would wait."""
     whole = (_loops.get() or Loops()).run_layer(layer, table)
     return run_directions(layer, partial(_run_direction, table())) if whole is None else whole
 
 
 def run_steps(
-    table: StepTable,
+    table: StepLayout,
     step: MaskedStep,
     prepared: Tensor,
     state: tuple[Tensor, ...],
@@ -105,14 +105,14 @@ def run_steps(
 class Loops:
     """Runs the loops of a graph by torch's ``scan``; subclasses use other operators."""
 
-    def run_layer(self, layer: Request, table: Callable[[], StepTable]) -> Result | None:  # noqa: ARG002
+    def run_layer(self, layer: Request, table: Callable[[], StepLayout]) -> Result | None:  # noqa: ARG002
         """Run a whole layer by one operator; return None: torch has none for ragged batches."""
         return None
 
     def run_loop(
         self,
         step: MaskedStep,
-        table: StepTable,
+        table: StepLayout,
         prepared: Tensor,
         state: tuple[Tensor, ...],
         sizes: list[int],  # noqa: ARG002
@@ -241,7 +241,7 @@ def _with_tensors(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[Non
 
 
 def _run_direction(
-    table: StepTable, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
+    table: StepLayout, layer: Request, weights: Any, state: tuple[Tensor, ...], reverse: bool
 ) -> DirectionResult:
     """See :class:`~raglane.kernels.contract.RunDirection`."""
     prepared = layer.cell.prepare(weights, layer.values, layer.offsets)

@@ -15,7 +15,7 @@ import numpy as np
 
 from raglane.programs.allocation import allocate
 from raglane.programs.graph import Columns, Graph, Node
-from raglane.programs.matrices import Matrices, Matrix, order_repeated, scheduled
+from raglane.programs.matrices import Matrices, RowMatrix, order_repeated, scheduled
 from raglane.programs.program import Block, Instruction, Kind, Operand, Program, Weight
 
 _SAME = {"at_least": "max", "at_most": "min", "stop": "copy", "through": "copy"}
@@ -69,7 +69,7 @@ class Lowering:
     instructions: list[Instruction] = field(default_factory=list)
     homes: dict[int, tuple[int, int]] = field(default_factory=dict)
     inputs: dict[Kind, list[int]] = field(default_factory=dict)
-    _matrices: dict[int, Matrix] = field(default_factory=dict)
+    _matrices: dict[int, RowMatrix] = field(default_factory=dict)
     weights: dict[tuple[int, bool], int] = field(default_factory=dict)
     _together: dict[bytes, int] = field(default_factory=dict)
     _done: set[bytes] = field(default_factory=set)
@@ -346,7 +346,7 @@ class Lowering:
             results.append(Operand(block, start + node.span))
         self._add(node.operation, tuple(results), operands, node.span, node)
 
-    def _emit_matrix(self, matrix: Matrix, node: Node, result: Operand) -> None:
+    def _emit_matrix(self, matrix: RowMatrix, node: Node, result: Operand) -> None:
         """Add an operation on a matrix; its row sums are summed again for the sum of all."""
         shape = matrix.shape
         operands = [
@@ -370,7 +370,7 @@ class Lowering:
         if is_total:
             self._add("row_sum", (result,), self.instructions[-1].results, shape.rows)
 
-    def _read_along(self, matrix: Matrix, index: int) -> Operand:
+    def _read_along(self, matrix: RowMatrix, index: int) -> Operand:
         columns = matrix.operands[index]
         along = matrix.along[index]
         if along == "one":

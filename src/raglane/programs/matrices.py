@@ -22,7 +22,7 @@ _LEAST_ROWS = 4
 _LEAST_COLUMNS = 16
 
 
-class Shape(NamedTuple):
+class MatrixShape(NamedTuple):
     """A matrix, or several one above the other."""
 
     rows: int  # of all groups
@@ -31,11 +31,11 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Matrix:
+class RowMatrix:
     """An operation on matrices: its operands row by row, and how they repeat columns."""
 
     operation: str
-    shape: Shape
+    shape: MatrixShape
     operands: tuple[Columns, ...]
     along: tuple[Along, ...]
 
@@ -60,8 +60,8 @@ class Matrices:
         self._graph = graph
         self._nodes = nodes
         self._readers = readers
-        self._shapes: dict[int, Shape] = {}
-        self.operations: dict[int, Matrix] = {}
+        self._shapes: dict[int, MatrixShape] = {}
+        self.operations: dict[int, RowMatrix] = {}
         each = {index: node for index, node in nodes.items() if is_each(node.operation)}
         for index, node in each.items():
             self._add(index, self._each(node))
@@ -73,9 +73,9 @@ class Matrices:
             shape = self._shapes.get(node.width)
             if shape is not None and index in nodes and index not in self.operations:
                 along = tuple([self._along(columns, shape) or "" for columns in node.operands])
-                self.operations[index] = Matrix(node.operation, shape, node.operands, along)
+                self.operations[index] = RowMatrix(node.operation, shape, node.operands, along)
 
-    def _add(self, index: int, matrix: Matrix | None) -> None:
+    def _add(self, index: int, matrix: RowMatrix | None) -> None:
         if matrix is None:
             return
         self.operations[index] = matrix
@@ -105,22 +105,22 @@ class Matrices:
             return None
         return tuple([operand[picked] for operand in product.operands])
 
-    def _each(self, node: Node) -> Matrix | None:
+    def _each(self, node: Node) -> RowMatrix | None:
         """Return a pointwise operation of which an operand is repeated."""
         shape = _shape(node.operands) if node.width >= _LEAST_ROWS * _LEAST_COLUMNS else None
         if shape is None:
             return None
         along = tuple([self._along(columns, shape) or "" for columns in node.operands])
         repeats = self._repeats(node.operands, shape)
-        return Matrix(node.operation, shape, node.operands, along) if repeats else None
+        return RowMatrix(node.operation, shape, node.operands, along) if repeats else None
 
-    def _repeats(self, operands: tuple[Columns, ...], shape: Shape) -> bool:
+    def _repeats(self, operands: tuple[Columns, ...], shape: MatrixShape) -> bool:
         """Return True if an operand is repeated by rows or columns of enough of them."""
         if shape.rows < _LEAST_ROWS or shape.columns < _LEAST_COLUMNS:
             return False
         return any(self._along(columns, shape) in ("rows", "columns") for columns in operands)
 
-    def _sum(self, segments: int, factors: tuple[Columns, ...]) -> Matrix | None:
+    def _sum(self, segments: int, factors: tuple[Columns, ...]) -> RowMatrix | None:
         """Return the sums of products along the rows or the columns of a matrix; None for others."""
         count = len(factors[0])
         if count < _LEAST_ROWS * _LEAST_COLUMNS:
@@ -129,10 +129,10 @@ class Matrices:
         is_matrix = count in self._shapes or self._repeats(factors, shape)
         along = tuple([self._along(columns, shape) for columns in factors])
         if is_matrix and None not in along and shape.columns >= _LEAST_COLUMNS:
-            return Matrix("row_dot", shape, factors, along)  # type: ignore[arg-type]
+            return RowMatrix("row_dot", shape, factors, along)  # type: ignore[arg-type]
         return self._down(factors, count // segments)
 
-    def _shape_of_sums(self, segments: int, factors: tuple[Columns, ...]) -> Shape:
+    def _shape_of_sums(self, segments: int, factors: tuple[Columns, ...]) -> MatrixShape:
         """Return the shape whose rows are summed: for the sum of all those of the others, which are
         summed again.
         """
@@ -140,10 +140,10 @@ class Matrices:
         shape = _shape(factors)
         if shape is None and segments == 1 and count in self._shapes:
             return self._shapes[count]
-        by_row = Shape(segments, count // segments)
+        by_row = MatrixShape(segments, count // segments)
         return shape if shape is not None and shape[:2] == by_row[:2] else by_row
 
-    def _down(self, factors: tuple[Columns, ...], rows: int) -> Matrix | None:
+    def _down(self, factors: tuple[Columns, ...], rows: int) -> RowMatrix | None:
         """Return sums along the columns of matrices whose rows are adjacent."""
         first = next((item for item in factors if len(np.unique(item)) == len(item)), None)
         if first is None or rows < _LEAST_ROWS:
@@ -154,7 +154,7 @@ class Matrices:
         wide = int(turns[0]) + 1 if len(turns) else len(sums)
         if wide < _LEAST_COLUMNS or len(sums) % wide:
             return None
-        shape = Shape(len(sums) // wide * rows, wide, len(sums) // wide)
+        shape = MatrixShape(len(sums) // wide * rows, wide, len(sums) // wide)
         turned = tuple(
             [
                 columns.reshape(shape.groups, wide, rows).transpose(0, 2, 1).reshape(-1)
@@ -162,9 +162,9 @@ class Matrices:
             ]
         )
         along = tuple([self._along(columns, shape) for columns in turned])
-        return None if None in along else Matrix("column_dot", shape, turned, along)  # type: ignore[arg-type]
+        return None if None in along else RowMatrix("column_dot", shape, turned, along)  # type: ignore[arg-type]
 
-    def _along(self, columns: Columns, shape: Shape) -> Along | None:
+    def _along(self, columns: Columns, shape: MatrixShape) -> Along | None:
         """Return how an operand repeats columns; None if it has no such form."""
         if bool((columns == columns[0]).all()):
             return "one"
@@ -227,7 +227,7 @@ def _is_repeated(columns: Columns) -> bool:
     )
 
 
-def scheduled(graph: Graph, nodes: dict[int, Node], matrices: dict[int, Matrix]) -> list[int]:
+def scheduled(graph: Graph, nodes: dict[int, Node], matrices: dict[int, RowMatrix]) -> list[int]:
     """Return an order of the nodes in which those on matrices of one shape are adjacent, as far as
     they read only the same row of each other's results.
     """
@@ -262,7 +262,7 @@ def _may_join(
     graph: Graph,
     index: int,
     first: int | None,
-    matrices: dict[int, Matrix],
+    matrices: dict[int, RowMatrix],
     open_nodes: set[int],
     walk: set[int],
 ) -> bool:
@@ -282,7 +282,7 @@ def _may_join(
     return True
 
 
-def _shape(operands: Sequence[Columns]) -> Shape | None:
+def _shape(operands: Sequence[Columns]) -> MatrixShape | None:
     """Return the shape of a matrix, from the repetitions of its operands; None without any."""
     for columns in operands:
         width = _row(columns)
@@ -291,7 +291,7 @@ def _shape(operands: Sequence[Columns]) -> Shape | None:
         rows = len(columns) // width
         if width < _LEAST_COLUMNS or rows < _LEAST_ROWS:
             return None
-        return Shape(rows, width, _groups(operands, width))
+        return MatrixShape(rows, width, _groups(operands, width))
     return None
 
 

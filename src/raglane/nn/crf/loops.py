@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
-from raglane.kernels.graph import MaskedStep, StepTable, run_steps, table_of
+from raglane.kernels.graph import MaskedStep, StepLayout, run_steps, table_of
 from raglane.nn.crf.recursions import SUMS, Scores, finite, weights_of
 
 
@@ -72,7 +72,7 @@ def _log_sum_exp(ways: Tensor) -> Tensor:
 
 
 def _walk(
-    table: StepTable,
+    table: StepLayout,
     step: _Reach | _Back,
     chain: _StepParameters,
     rows: Tensor,
@@ -92,7 +92,7 @@ def _walk(
 
 
 def _reach(
-    table: StepTable, scores: Scores, offsets: Tensor, *, best: bool = False, reverse: bool = False
+    table: StepLayout, scores: Scores, offsets: Tensor, *, best: bool = False, reverse: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the reaches ``(N, C)`` and levels ``(N,)``; ``reverse`` begins at the end of the
     sequences.

@@ -94,7 +94,7 @@ class StepTable(Way):
 
     def __init__(self, x: Tensor, states: tuple[Tensor, ...]) -> None:
         self.dtype = x.dtype
-        self._x = x
+        self._x = x.contiguous()
         self._states = states
         self._width = x.shape[1]
         self._code: list[int] = []
