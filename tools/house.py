@@ -8,7 +8,7 @@ import re
 import sys
 import tokenize
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -171,7 +171,18 @@ def _code() -> dict[str, float]:
             for target in node.targets
         ),
         "vague_per_1000": round(1000 * vague / len(names), 1),
+        "class_names": _repeated_class_names(trees),
     }
+
+
+def _repeated_class_names(trees: Mapping[Path, ast.Module]) -> int:
+    """Count names of more than one class, except those of a cell and its layer."""
+    rooms: dict[str, list[str]] = {}
+    for path, tree in trees.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                rooms.setdefault(node.name, []).append(path.relative_to(PACKAGE).parts[0])
+    return sum(len(places) > 1 and sorted(places) != ["cells", "nn"] for places in rooms.values())
 
 
 def _tokens(text: str) -> int:

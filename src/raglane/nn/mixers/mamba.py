@@ -61,7 +61,7 @@ class MambaBlock(RecurrentBlock):
         draw_step_bias(self.dt_proj.bias)
 
     def _stepped(self, x: Tensor, states: States) -> tuple[Tensor, States] | None:
-        """See :class:`Block`; the kernels have a call for this block."""
+        """See :class:`RecurrentBlock`; the kernels have a call for this block."""
         linears = (self.in_proj, self.x_proj, self.dt_proj, self.out_proj)
         if not are_products(linears) or self.residual_norm is not None:
             return None
@@ -79,7 +79,7 @@ class MambaBlock(RecurrentBlock):
         return None if output is None else (output, (earlier.flatten(1), state.flatten(1)))
 
     def mix(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
-        """See :class:`Block`."""
+        """See :class:`RecurrentBlock`."""
         inner, gate = way.linear(self.in_proj, x).chunk(2, 1)
         inner, before = way.convolve(inner, self.conv1d, states[0])
         inner = way.silu(inner)
