@@ -162,6 +162,8 @@ template <class S> class AttentionBackward<S>::Products : Task {
     const int64_t all = border * keys_ * sizeof(A);
     memset((void*)q_, 0, all), memset((void*)k_, 0, all), memset((void*)grad_q_, 0, all), memset((void*)grad_k_, 0, all);
     Task::read_rows(q_, c_.q), Task::read_rows(k_, c_.k);
+    const void* const arrays[] = {c_.q, c_.k, c_.grad_q, c_.grad_k};
+    for (const void* array : arrays) fetch_before(array, c_.key_heads * c_.key_size, Task::key_head_ * c_.key_size, c_.key_size);
     transpose_all(k_columns_, border, k_, keys_, whole_vectors<A>(count_), keys_);
     multiply_all(scores_, border, true, (A)0, {q_, keys_, 1}, k_columns_, border, rows(), count_, keys_);
     is_reset_ = l_.resets(first_);
@@ -178,6 +180,9 @@ template <class S> class AttentionBackward<S>::Products : Task {
     if (c_.log_gain) level = from == 0 ? l_.initial_level(b_ * c_.heads + head) : ((const A*)c_.levels)[at - c_.heads];
     l_.find_factors(factors_, first_, count_, head, level);
     read_columns(head);
+    const void* const arrays[] = {c_.v, c_.grad_output, c_.grad_v};
+    for (const void* array : arrays) fetch_before(array, c_.heads * c_.value_size, head * c_.value_size + first_column_, values_);
+    if (first_ - border > begin_) fetch_all(l_.border_at(b_, first_ - border, head) + first_column_);
     transpose_all(v_columns_, border, v_, columns_, whole_vectors<A>(count_), columns_);
     multiply_all(errors_, border, true, (A)0, {o_, columns_, 1}, v_columns_, border, rows(), count_, width_);
     weigh();
@@ -188,6 +193,18 @@ template <class S> class AttentionBackward<S>::Products : Task {
     if (is_reset_) memset((void*)after, 0, columns_ * keys_ * sizeof(A));
     else if (from > 0 || c_.grad_initial || c_.grad_initial_normaliser)
       multiply_all(after, columns_, !has_after_, passed_[count_ - 1], {q_, 1, keys_}, o_, columns_, keys_, width_, count_);
+  }
+
+  // Bring the rows of the steps before the span to the caches, from a column on.
+  void fetch_before(const void* array, int64_t stride, int64_t column, int64_t count) const {
+    constexpr int64_t of_line = 64 / sizeof(S);
+    for (int64_t t = 1; t <= border && t <= first_ - begin_; t++)
+      for (int64_t i = 0; i < count; i += of_line) fetch<S>(array, (first_ - t) * stride + column + i);
+  }
+
+  void fetch_all(const A* state) const {
+    for (int64_t key = 0; key < c_.key_size; key++)
+      for (int64_t i = 0; i < values_; i += 64 / sizeof(A)) fetch<A>(state, key * c_.value_size + i);
   }
 
   // v, v times its gain, and gradients of outputs before the division and the scale; the columns of a normaliser get ones.
