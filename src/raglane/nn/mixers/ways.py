@@ -5,7 +5,8 @@ plain torch.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -78,9 +79,18 @@ class Way:
         """Call a linear module."""
         raise NotImplementedError
 
-    def product(self, values: Tensor, weight: Tensor) -> Tensor:
-        """Return ``values @ weight.T``; a weight ``(G, M, D)`` multiplies groups of columns."""
-        return row_functions.product(values, weight)
+    def product(self, values: Tensor, weight: Tensor, *, is_turned: bool = False) -> Tensor:
+        """Return ``values @ weight.T``; a weight ``(G, M, D)``, with ``is_turned`` ``(G, D, M)``,
+        multiplies groups of columns.
+        """
+        return row_functions.product(values, weight.transpose(-1, -2) if is_turned else weight)
+
+    def derived(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Return a function of parameters of the block, which other arguments follow.
+
+        A step of a block reads the parameters themselves and such results, no other tensor.
+        """
+        return function(*arguments)
 
     def convolve(
         self, values: Tensor, convolution: nn.Conv1d, state: Tensor
