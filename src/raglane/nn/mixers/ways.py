@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from raglane import segments
 from raglane._utils.tracing import records_operators
 from raglane.nn.mixers import row_functions
+from raglane.nn.mixers.plain import has_hooks
 from raglane.nn.recurrences.depthwise import convolve_channels, last_elements, step_channels
 from raglane.nn.recurrences.loops import attention_step, selective_step, step_sizes
 from raglane.nn.recurrences.recurrence_operator import attend, scan_selectively
@@ -279,7 +280,7 @@ class Whole(Way):
 
     def linear(self, module: nn.Module, values: Tensor) -> Tensor:
         """See :class:`Way`."""
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and not has_hooks(module):
             is_short = values.shape[0] <= _FEW and not torch.is_grad_enabled()
             packed = packed_product(module) if is_short and not records_operators() else None
             if packed is None or not values.shape[0]:
