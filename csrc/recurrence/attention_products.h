@@ -192,7 +192,7 @@ template <class S> class AttentionBackward<S>::Products : Task {
     find_decays(head);
     if (is_reset_) memset((void*)after, 0, columns_ * keys_ * sizeof(A));
     else if (from > 0 || c_.grad_initial || c_.grad_initial_normaliser)
-      multiply_all(after, columns_, !has_after_, passed_[count_ - 1], {q_, 1, keys_}, o_, columns_, keys_, width_, count_);
+      multiply_all(after, columns_, !has_after_, passed_[count_ - 1], {q_, 1, keys_}, o_, columns_, keys_, columns_, count_);
   }
 
   // Bring the rows of the steps before the span to the caches, from a column on.
@@ -257,7 +257,7 @@ template <class S> class AttentionBackward<S>::Products : Task {
   void find_values(int64_t head, const A* after) {
     A tails[border];
     memcpy(tails, from_after_, sizeof tails);
-    if (has_after_) multiply_all(grad_v_, columns_, true, (A)0, {k_, keys_, 1}, after, columns_, rows(), width_, c_.key_size);
+    if (has_after_) multiply_all(grad_v_, columns_, true, (A)0, {k_, keys_, 1}, after, columns_, rows(), columns_, c_.key_size);
     for (int t = 0; t < count_; t++) {
       A *grad = grad_v_ + t * columns_, *v = v_ + t * columns_;
       const V tail = splat<V>(tails[t]);
@@ -269,7 +269,7 @@ template <class S> class AttentionBackward<S>::Products : Task {
       }
       from_after_[t] = sum_of(sum);
     }
-    multiply_all(grad_v_, columns_, !has_after_, (A)1, {weights_, 1, border}, o_, columns_, rows(), width_, count_, Reach::from_row);
+    multiply_all(grad_v_, columns_, !has_after_, (A)1, {weights_, 1, border}, o_, columns_, rows(), columns_, count_, Reach::from_row);
     for (int t = 0; t < count_; t++) {
       const A *grad = grad_v_ + t * columns_, *raw = raw_ + t * columns_;
       V sum{};

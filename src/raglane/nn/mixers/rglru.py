@@ -19,7 +19,6 @@ from raglane.nn.mixers.block import (
     convolution,
     head_size,
 )
-from raglane.nn.mixers.row_functions import softplus
 from raglane.nn.mixers.ways import Decay, Way, wide
 
 _RATE = 8.0  # the constant c of the paper
@@ -27,7 +26,8 @@ _RATE = 8.0  # the constant c of the paper
 
 def _rates(parameter: Tensor) -> Tensor:
     """Return minus the logarithms of the decays of open gates."""
-    return _RATE * softplus(wide(parameter))
+    numbers = wide(parameter)
+    return _RATE * torch.logaddexp(numbers, numbers.new_zeros(()))
 
 
 class _Gates(nn.Module):
