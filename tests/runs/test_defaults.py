@@ -60,6 +60,25 @@ def test_the_length_of_a_training(count: int, options: dict[str, Any], steps: in
     )
 
 
+def test_tags_are_read_in_both_directions_by_default(tmp_path: Path, capsys: Capsys) -> None:
+    """Unless chunks are read, or one direction is chosen; the run has it, as its config file."""
+    data = tmp_path / "tags.jsonl"
+    row = '{"words": ["a", "b"], "tags": ["x", "y"]}\n'
+    data.write_text(row * 8)
+    train = ["train", str(data), "--sequence-column", "words", "--label-column", "tags", *FAST]
+    line = "directions: 2, because tags may depend on what follows; --no-bidirectional for live"
+    for more, directions in (([], 2), (["--no-bidirectional"], 1), (["--bptt-steps", "1"], 1)):
+        out = tmp_path / f"run{len(more)}"
+        assert (line in prints([*train, *more, "--output", str(out)], capsys)) == (directions == 2)
+        assert rl.load(out).model.config.bidirectional == (directions == 2)
+        again = ["train", "--config", str(out / "run.toml"), "--output", str(out), "--overwrite"]
+        assert line not in prints(again, capsys)
+        assert rl.load(out).model.config.bidirectional == (directions == 2)
+        shown = prints([*train, *more, "--task", "tag", "--show-config"], capsys)
+        assert f"\nbidirectional = {str(directions == 2).lower()} " in shown
+    assert not Settings("tag").bidirectional
+
+
 def test_a_run_states_the_length_and_repeats_it(tmp_path: Path, capsys: Capsys) -> None:
     data, run = _texts(tmp_path / "names.csv", ["a b", "a b c d e f"] * 12), tmp_path / "run"
     quick = ["--hidden-size", "3", "--threads", "1"]
@@ -242,3 +261,18 @@ def test_a_language_model_is_not_evaluated_by_a_horizon() -> None:
     rule = "horizon must be left out in an evaluation except for the task forecast, got 2"
     with pytest.raises(ArgumentError, match=rule):
         run.evaluate(["a b c d"], horizon=2)
+
+
+def test_the_report_names_the_series_of_each_forecast(tmp_path: Path) -> None:
+    """With the truth that was held out; a single series needs no name."""
+    rows = [f"{name},{step},{step % 7}\n" for name in ("north", "south") for step in range(40)]
+    panel, single = tmp_path / "panel.csv", tmp_path / "single.csv"
+    panel.write_text("store,t,sales\n" + "".join(rows))
+    single.write_text("t,sales\n" + "".join(row.partition(",")[2] for row in rows[:40]))
+    truth = "On the validation part, from the elements before; the line is the truth."
+    for path, captions in ((panel, [f"north. {truth}", "south"]), (single, [truth])):
+        out = tmp_path / path.stem
+        rl.fit(path, task="forecast", epochs=1, output=out, **_QUICK)
+        report = (out / "report.html").read_text()
+        section = report.partition('<section id="forecasts"')[2].partition("</section>")[0]
+        assert re.findall("<figcaption>(.*)</figcaption>", section) == captions
