@@ -261,18 +261,3 @@ def test_a_language_model_is_not_evaluated_by_a_horizon() -> None:
     rule = "horizon must be left out in an evaluation except for the task forecast, got 2"
     with pytest.raises(ArgumentError, match=rule):
         run.evaluate(["a b c d"], horizon=2)
-
-
-def test_the_report_names_the_series_of_each_forecast(tmp_path: Path) -> None:
-    """With the truth that was held out; a single series needs no name."""
-    rows = [f"{name},{step},{step % 7}\n" for name in ("north", "south") for step in range(40)]
-    panel, single = tmp_path / "panel.csv", tmp_path / "single.csv"
-    panel.write_text("store,t,sales\n" + "".join(rows))
-    single.write_text("t,sales\n" + "".join(row.partition(",")[2] for row in rows[:40]))
-    truth = "On the validation part, from the elements before; the line is the truth."
-    for path, captions in ((panel, [f"north. {truth}", "south"]), (single, [truth])):
-        out = tmp_path / path.stem
-        rl.fit(path, task="forecast", epochs=1, output=out, **_QUICK)
-        report = (out / "report.html").read_text()
-        section = report.partition('<section id="forecasts"')[2].partition("</section>")[0]
-        assert re.findall("<figcaption>(.*)</figcaption>", section) == captions
