@@ -245,22 +245,18 @@ def _opened(
     loss.
     """
     if "task" in chosen or source.is_default:
-        settings = _settings(chosen, log)
+        settings = Settings(**task_defaults(chosen))
         check_default(source, settings)
         _check(settings)
-        return settings, source.open(settings.task)
-    _check(without_task(chosen))
-    records, task = guessed(source, chosen.get("loss"), log)
-    return _settings({**chosen, "task": task}, log), records
-
-
-def _settings(chosen: Mapping[str, Any], log: Log) -> Settings:
-    """Return the settings of a new run, whose defaults are those of its task."""
-    settings = Settings(**task_defaults(chosen))
+        records = source.open(settings.task)
+    else:
+        _check(without_task(chosen))
+        records, task = guessed(source, chosen.get("loss"), log)
+        settings = Settings(**task_defaults({**chosen, "task": task}))
     if settings.bidirectional and "bidirectional" not in chosen:
         forwards = argument("bidirectional", False)
         log(f"directions: 2, because tags may depend on what follows; {forwards} for live streams")
-    return settings
+    return settings, records
 
 
 def guessed(source: SequenceSource, loss: str | None, log: Log) -> tuple[Dataset, str]:
