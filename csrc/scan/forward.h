@@ -96,7 +96,7 @@ template <class Cell, class S> class ForwardScan {
     int teams = division.teams(0) > 0 ? division.teams(0) : 1;
     prepared_.decide(average_rows(call_, teams), panel_bytes, call_.cache);
     const int64_t read = prepared_.wanted() ? hidden_bytes : panel_bytes;
-    fetches_ = read / members_ > call_.cache &&
+    fetches_ = read / members_ > tuning::fetched_of_cache * call_.cache &&
                2 * read / weights_.hidden[0].count() <= tuning::fetched_of_cache * call_.cache;
     if constexpr (Cell::saved > 0) {
       int64_t row = l_.gate_stride * (int64_t)sizeof(S);
