@@ -46,7 +46,12 @@ template <class Cell, class S> class ForwardScan {
     if (thread == threads - 1) keep_empty();
     barriers_.get()[l_.threads].wait(threads);
     if (prepared_.wanted()) {
-      for (int d = 0; d < l_.directions; d++) prepared_.make(d, thread, threads);
+      for (int d = 0; d < l_.directions; d++) {
+        Panels<S> input = weights_.input_of(d, thread);
+        prepared_.make(d, thread, threads, input, [&](int64_t panel) {
+          if (weights_.input_packed != Packed::before) weights_.pack_input(d, input, panel);
+        });
+      }
       barriers_.get()[l_.threads].wait(threads);
     }
     if (division.idle(thread)) return;
@@ -74,6 +79,7 @@ template <class Cell, class S> class ForwardScan {
   // memory.
   struct Step {
     int d;
+    Panels<S> input, hidden;
     const int64_t *element, *row;  // the element that each lane computes, and its row in values and output
     A *before, *after, *c;         // of the first lane: h before and after, c
     A *operand, *next_operand;     // `before` and `after` as operands of products
@@ -99,6 +105,18 @@ template <class Cell, class S> class ForwardScan {
       streams_ = l_.gates && !prepared_.wanted() && aligned && large;
     }
     capacity_ = lane_capacity(call_, teams, (2 * h_stride_ + c_stride_) * (int64_t)sizeof(A));
+    decide_packing(division);
+  }
+
+  // A panel that one thread uses is packed when it is in the nearest caches anyway.
+  void decide_packing(const Division& division) {
+    if (l_.packed) return;
+    const bool is_alone = l_.threads == 1 || (l_.directions == 1 && division.teams(0) == 1);
+    // The gates of a tile read the scales of int8 weights while the products of the next one run.
+    const Packed at_use = call_.longest > 1 || in_bytes<S> ? Packed::at_use : Packed::in_turn;
+    if (is_alone) weights_.hidden_packed = at_use;
+    if (is_alone && !prepared_.wanted()) weights_.input_packed = at_use;
+    if (prepared_.wanted() && prepared_.by_panels(l_.threads)) weights_.input_packed = Packed::in_turn;
   }
 
   // An empty sequence's final state is its initial one.
@@ -181,6 +199,8 @@ template <class Cell, class S> class ForwardScan {
     lanes.fill(start);
     team.barrier->wait(team.members);
     Step step;
+    step.input = weights_.input_of(d, thread), step.hidden = weights_.hidden_of(d, thread);
+    bool packs = weights_.hidden_packed != Packed::before;
     step.d = d, step.element = lanes.element, step.row = lanes.row(), step.c = c, step.x_stride = input_.x_stride();
     const bool projects = l_.projection_size > 0;
     step.after_stride = projects ? c_stride_ : h_stride_, step.next_stride = projects ? c_stride_ : operand_stride_;
@@ -197,11 +217,14 @@ template <class Cell, class S> class ForwardScan {
       }
       // Alternately forward and backward over the panels: those that were read last are still in the cache.
       const auto each = [&](auto&& with) RAGLANE_INLINE_LAMBDA {
-        for (int64_t i = first_panel; i < end_panel; i++)
+        for (int64_t i = first_panel; i < end_panel; i++) {
+          const int64_t panel = backwards ? first_panel + end_panel - 1 - i : i;
+          if (packs) pack(step, panel);
           for (int first = 0, size; first < lanes.active; first += size) {
             size = next_tile(lanes.active - first, whole_panel);
-            with(first, size, backwards ? first_panel + end_panel - 1 - i : i);
+            with(first, size, panel);
           }
+        }
       };
 #if defined(RAGLANE_TILES)
       const bool one_by_one = lanes.active <= (in_bytes<S> ? tuning::alone_rows_in_bytes : tuning::alone_rows);
@@ -212,6 +235,7 @@ template <class Cell, class S> class ForwardScan {
 #if defined(RAGLANE_TILES)
       else step_in_tiles(step, each);
 #endif
+      packs = false;
       if (projects) project(step, lanes.active, after, next_operand);
       A* swap = before;
       before = after, after = swap;
@@ -221,6 +245,12 @@ template <class Cell, class S> class ForwardScan {
       team.barrier->wait(team.members);
     }
     finish_streams();
+  }
+
+  // Pack a panel of the weights just before the first step that uses it.
+  void pack(Step& step, int64_t panel) const {
+    if (!prepared_.wanted()) weights_.pack_input(step.d, step.input, panel);
+    weights_.pack_hidden(step.d, step.hidden, panel);
   }
 
   // A lane's row of h as an operand.
@@ -249,9 +279,9 @@ template <class Cell, class S> class ForwardScan {
       }
     }
     if (!prepared_.wanted())
-      multiply<X>(size, vectors, {step.x + first, input_.panels(d).at(panel), input_.panels(d).steps(), sums.biases,
+      multiply<X>(size, vectors, {step.x + first, step.input.at(panel), step.input.steps(), sums.biases,
                                   sums.of_bias, sums.row, sums.of_input});
-    multiply<X>(size, vectors, {step.operands + first, weights_.hidden[d].at(panel), weights_.hidden[d].steps(), prepared,
+    multiply<X>(size, vectors, {step.operands + first, step.hidden.at(panel), step.hidden.steps(), prepared,
                                 sums.of_hidden, sums.row, sums.of_hidden});
     finish(step, first, size, sums, sums.row, prepared, Nothing{});
   }
@@ -348,14 +378,14 @@ template <class Cell, class S> class ForwardScan {
       at.to[0][v] = sums.row[0] + sums.of_input[v];
       at.to[1][v] = (in_bytes<S> ? sums.of_h : sums.row[0]) + sums.of_hidden[v];
     }
-    const Panels<S>& inputs = input_.panels(d);
+    const Panels<S>& inputs = step.input;
     if constexpr (in_bytes<S>) {  // of a panel's heading, the second row
       const int64_t row = Cell::gates * sums.units * width;
-      sums.x_scales = inputs.at(panel) + row, sums.h_scales = weights_.hidden[d].at(panel) + row;
+      sums.x_scales = inputs.at(panel) + row, sums.h_scales = step.hidden.at(panel) + row;
     }
     TileFactor x = {nullptr, 0, nullptr, 0};
     if (folded) x = {step.x[first], step.x_stride, inputs.at(panel), inputs.steps()};
-    const TileFactor h = {step.operands[first], operand_stride_, weights_.hidden[d].at(panel), weights_.hidden[d].steps()};
+    const TileFactor h = {step.operands[first], operand_stride_, step.hidden.at(panel), step.hidden.steps()};
     flush(sums.memory);
     return Products(tile.size, Cell::gates * sums.units, x, h, at);
   }
@@ -367,12 +397,12 @@ template <class Cell, class S> class ForwardScan {
     const int64_t at = slot * sums.slot_size + u * width;
     V sum = load(folded ? sums.bias + slot * sums.bias_stride + u * width : prepared + at);
     if (folded && slot < Cell::gates)
-      sum = add_bytes(sum, (I)load(summed + at), step.x[lane][input_.panels(step.d).steps()],
+      sum = add_bytes(sum, (I)load(summed + at), step.x[lane][step.input.steps()],
                       load(sums.x_scales + (slot * sums.units + u) * width));
     if (Cell::only_input(slot)) return sum;
     const int gate = slot < Cell::gates ? slot : Cell::gates - 1;
     return add_bytes(sum, (I)load(sums.of_h + (summed - sums.memory) + at),
-                     step.operands[lane][weights_.hidden[step.d].steps()],
+                     step.operands[lane][step.hidden.steps()],
                      load(sums.h_scales + (gate * sums.units + u) * width));
   }
 
