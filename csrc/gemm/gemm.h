@@ -153,6 +153,43 @@ void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
   }
 }
 
+// One row's products with two panels of the same depth side by side: one panel alone has fewer sums than hide the latency
+// of their multiply-adds.
+template <int VECTORS, class S>
+void multiply_two(const Product<typename Arithmetic<S>::type>& first, const Product<typename Arithmetic<S>::type>& second) {
+  if constexpr (in_bytes<S>) return multiply_bytes<1, VECTORS>(first), multiply_bytes<1, VECTORS>(second);
+  using A = typename Arithmetic<S>::type;
+  using V = Vec<A>;
+  constexpr int width = Lanes<A>::width;
+  constexpr int ahead = tuning::fetch_ahead;
+  const Product<A>* const products[2] = {&first, &second};
+  V sums[2][VECTORS];
+#pragma GCC unroll 2
+  for (int p = 0; p < 2; p++)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) sums[p][v] = load(products[p]->start[0] + products[p]->start_at[v]);
+  const A *row = first.rows[0], *panels[2] = {first.panel, second.panel};
+  const int64_t depth = first.depth;
+  int64_t k = 0;
+  do {
+    V x = splat_at(row + k);
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; p++) {
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) {
+        if (registers == 32 && v * vector_bytes % 64 == 0)
+          __builtin_prefetch(panels[p] + (ahead * VECTORS + v) * width);  // once per line
+        sums[p][v] = multiply_add<S>(x, load(panels[p] + v * width), sums[p][v]);
+      }
+      panels[p] += VECTORS * width;
+    }
+  } while (++k < depth);
+#pragma GCC unroll 2
+  for (int p = 0; p < 2; p++)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) store(products[p]->to[0] + products[p]->to_at[v], sums[p][v]);
+}
+
 #if defined(RAGLANE_TILES)
 template <class S> inline void multiply_row(int vectors, const Product<typename Arithmetic<S>::type>& product) {
   switch (vectors) {

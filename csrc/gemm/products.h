@@ -47,10 +47,12 @@ template <class Cell, class A> struct PanelPlace {
         units(Cell::unit_vectors == 1 ? 1 : panels.units_in(panel)), bias(biases + unit),
         bias_stride(panels.padded_columns()) {
     for (int v = 0; v < Cell::gates * units; v++) {
-      of_bias[v] = v / units * bias_stride + v % units * width;
-      of_input[v] = v / units * slot_size + v % units * width;
+      of_bias[v] = gate_of(v) * bias_stride + (v - gate_of(v) * units) * width;
+      of_input[v] = gate_of(v) * slot_size + (v - gate_of(v) * units) * width;
     }
   }
+  // The gate of a vector of the panel.
+  RAGLANE_INLINE int gate_of(int v) const { return Cell::gates == 1 ? 0 : v / units; }
   // The slots without an input product.
   void start(A* to, int from_slot) const {
     for (int slot = from_slot; slot < Cell::slots; slot++)
