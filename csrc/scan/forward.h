@@ -570,8 +570,6 @@ template <class Cell, class S> class ForwardScan {
   template <class Meanwhile>
   RAGLANE_INLINE void finish(const Step& step, int first, int size, int u, const Sums& sums, const A* const* summed,
                              const A* const* prepared, const Meanwhile& meanwhile) {
-    int64_t unit = sums.unit + u * width;
-    int count = count_at(unit);
     V last[finished_rows], save[finished_rows][Cell::saved + 1], c[finished_rows];
 #pragma GCC unroll 8
     for (V& row : last) row = V{};  // for an initialiser GCC calls a slow string instruction
