@@ -97,7 +97,7 @@ template <class Cell, class S> class ForwardScan {
     members_ = wanted_members(call_, hidden_bytes, weights_.hidden[0].count());
     Division division((int)l_.threads, (int)l_.directions, members_);
     int teams = division.teams(0) > 0 ? division.teams(0) : 1;
-    prepared_.decide(average_rows(call_, teams), panel_bytes, call_.cache);
+    prepared_.decide(average_rows(call_, teams), panel_bytes, call_.cache, call_.longest);
     if constexpr (Cell::saved > 0) {
       int64_t row = l_.gate_stride * (int64_t)sizeof(S);
       bool aligned = (uintptr_t)l_.gates % 64 == 0 && row % 64 == 0;

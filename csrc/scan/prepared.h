@@ -17,14 +17,15 @@ template <class Cell, class S> class PreparedProducts {
  public:
   PreparedProducts(const raglane_layer& layer, const InputProducts<Cell, S>& input) : l_(layer), input_(input) {}
 
-  // Choose, for an average number of rows and the bytes of the weights.
-  void decide(double rows, int64_t weight_bytes, int64_t cache) {
+  // Choose, for an average number of rows and the bytes of the weights. In a single step of one thread packed weights are
+  // read once in any case.
+  void decide(double rows, int64_t weight_bytes, int64_t cache, int64_t longest) {
     bool cached = weight_bytes <= cache / tuning::weights_of_cache;
     int64_t bytes = l_.directions * l_.elements * input_.row_size() * (int64_t)sizeof(A);
     wanted_ = rows < (cached ? tuning::fold_rows_cached : tuning::fold_rows);
     // If gates are not saved, to save memory, products are not stored either.
     if (!rest_in_results() && (bytes > tuning::most_products || l_.checkpoint_every > 0)) wanted_ = false;
-    if (l_.flags & RAGLANE_FOLD) wanted_ = false;
+    if ((l_.flags & RAGLANE_FOLD) || (longest <= 1 && l_.threads == 1 && l_.packed)) wanted_ = false;
     if (l_.flags & RAGLANE_PREPARE) wanted_ = true;
   }
 
