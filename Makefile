@@ -7,9 +7,16 @@ READY := $(VENV)/.ready
 RUN := runs/demo
 # The exact versions to install; empty for the newest, or tools/release/oldest.txt.
 CONSTRAINTS ?= constraints.txt
-INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check $(addprefix --constraint ,$(CONSTRAINTS))
+# Python compiles a module when it is first imported: pip would compile all, three quarters of the time of an installation.
+INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile $(addprefix --constraint ,$(CONSTRAINTS))
+# So Python must be allowed to keep what it compiled.
+export PYTHONDONTWRITEBYTECODE =
 # Builds the layers also as operators of the installed torch.
 TORCH = $$($(CURDIR)/$(BIN)/python -c 'from importlib.util import find_spec; print(*find_spec("torch").submodule_search_locations)')
+# What builds the kernels. pip would install it in an environment of the build's own, a new one each time, for which
+# scikit-build-core compiles everything again.
+BUILDERS := scikit-build-core cmake ninja
+EDITABLE = $(INSTALL) --no-build-isolation --editable
 WITH_TORCH = SKBUILD_CMAKE_DEFINE="RAGLANE_TORCH=$(TORCH);RAGLANE_NATIVE=OFF"
 # The tests that make test runs; empty for all.
 TESTS ?=
@@ -65,11 +72,14 @@ $(VENV)/.torch: $(CONSTRAINTS)
 
 # The demo needs fewer packages, and kernels for this machine's processor alone, a third of the compilation.
 $(VENV)/.demo: $(VENV)/.torch $(INSTALLED)
-	SKBUILD_CMAKE_DEFINE="RAGLANE_TORCH=$(TORCH);RAGLANE_NATIVE=ON" $(INSTALL) --editable '.[data,cli,train,demo]'
+	$(INSTALL) $(BUILDERS)
+	SKBUILD_CMAKE_DEFINE="RAGLANE_TORCH=$(TORCH);RAGLANE_NATIVE=ON" $(EDITABLE) '.[data,cli,train,demo]'
 	@touch $@
 
 $(READY): $(VENV)/.torch $(INSTALLED)
-	$(WITH_TORCH) $(INSTALL) --editable '.[data,excel,sound,text,cli,train,logs,tune,demo,plot,report,sklearn,serve,dev,docs]'
+	$(INSTALL) $(BUILDERS)
+	$(WITH_TORCH) $(EDITABLE) '.[data,excel,sound,text,cli,train,logs,tune,demo,plot,report,sklearn,serve,dev,docs]'
+	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # templates of some packages are no modules
 	@touch $(READY)
 
 demo: $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
@@ -78,9 +88,8 @@ demo: $(if $(wildcard $(READY)),$(READY),$(VENV)/.demo)
 	$(BIN)/raglane predict $(RUN) --output $(RUN)/predictions.csv --probabilities
 	@head -n 4 $(RUN)/predictions.csv | cut -d, -f1-3
 
-# Keep compiled modules: otherwise each process of the tests compiles them again.
 test: $(READY)
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet $(TESTS)
 
 check: $(READY) house
 	$(BIN)/ruff format --check .
@@ -113,7 +122,6 @@ attack: $(READY)
 
 # NAMES are faults, patterns or rooms; default: all, with KERNELS=1 also those of csrc, of which each is built.
 faults: $(READY)
-	$(if $(KERNELS),$(INSTALL) cmake ninja)
 	cd tools && $(CURDIR)/$(BIN)/python -m faults $(if $(KERNELS),--kernels) $(NAMES)
 
 # A driver makes random calls under each sanitizer, on every instruction set of this machine and the emulated ones.
@@ -121,7 +129,6 @@ faults: $(READY)
 # leaks, which are Python's, and absurd sizes fail as without it.
 SANITIZED := build/sanitize-address,undefined
 sanitize: $(READY)
-	$(INSTALL) cmake ninja
 	for kind in address,undefined thread; do \
 		$(CMAKE) -B build/sanitize-$$kind -DRAGLANE_EMULATE=ON -DRAGLANE_SANITIZE=$$kind && \
 		$(BIN)/cmake --build build/sanitize-$$kind --target drive && \
@@ -138,7 +145,6 @@ sanitize: $(READY)
 	done
 
 emulate: $(READY)
-	$(INSTALL) cmake ninja
 	$(CMAKE) -B build/emulate -DRAGLANE_EMULATE=ON
 	$(BIN)/cmake --build build/emulate
 	$(BIN)/cmake --install build/emulate --prefix build/emulate/installed
@@ -149,13 +155,11 @@ triton: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --quiet --slow tests/kernels/test_triton.py
 
 ulps: $(READY)
-	$(INSTALL) cmake ninja
 	$(CMAKE) -B build/ulps
 	$(BIN)/cmake --build build/ulps --target ulps
 	build/ulps/ulps
 
 rates: $(READY)
-	$(INSTALL) cmake ninja
 	$(CMAKE) -B build/rates
 	$(BIN)/cmake --build build/rates --target rates
 	build/rates/rates
@@ -165,7 +169,7 @@ ZIG = -DCMAKE_CXX_FLAGS=-Werror "-DCMAKE_CXX_COMPILER=$(CURDIR)/$(BIN)/python;-m
 	-DCMAKE_SYSTEM_NAME=$(2) -DCMAKE_SYSTEM_PROCESSOR=$(3)
 MINGW := $(shell command -v x86_64-w64-mingw32-g++-posix)
 portability: $(READY)
-	$(INSTALL) cmake ninja ziglang
+	$(INSTALL) ziglang
 	$(CMAKE) -B build/macos $(call ZIG,aarch64-macos,Darwin,arm64)
 	$(CMAKE) -B build/windows $(call ZIG,x86_64-windows-gnu,Windows,x86_64)
 	$(if $(MINGW),$(CMAKE) -B build/mingw -DCMAKE_CXX_FLAGS=-Werror -DCMAKE_CXX_COMPILER=$(MINGW) \
@@ -182,7 +186,6 @@ ARM_TORCH := 2.9.1
 ARM_PIP = $(BIN)/python -m pip install --quiet --no-deps --target $(ARM)/site --only-binary=:all: --python-version 3.11 \
 	$(foreach glibc,17 27 28,--platform manylinux_2_$(glibc)_aarch64) --platform manylinux2014_aarch64
 arm: $(READY)
-	$(INSTALL) cmake ninja
 	$(CMAKE) -B $(ARM) -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 		-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
 	$(BIN)/cmake --build $(ARM) --target raglane drive

@@ -29,6 +29,7 @@ from raglane.native.machine import cpu_name
 SEEDS = (0, 1, 2)
 TODAY = "today"
 BOTH: dict[str, Any] = {"bidirectional": True}
+FORWARDS: dict[str, Any] = {"bidirectional": False}
 MEAN: dict[str, Any] = {"pooling": "mean"}
 DROPPED: dict[str, Any] = {"dropout": 0.3}
 PER_SEQUENCE: dict[str, dict[str, Any]] = {
@@ -43,9 +44,10 @@ PER_SEQUENCE: dict[str, dict[str, Any]] = {
 CANDIDATES: dict[str, dict[str, dict[str, Any]]] = {
     "classify": PER_SEQUENCE,
     "regress": PER_SEQUENCE,
+    # Today's were one direction.
     "tag": {
-        TODAY: {},
-        "dropout": DROPPED,
+        TODAY: FORWARDS,
+        "dropout": FORWARDS | DROPPED,
         "bidirectional": BOTH,
         "bidirectional, dropout": BOTH | DROPPED,
         "bidirectional, LSTM": BOTH | {"cell": "lstm"},

@@ -11,6 +11,7 @@ one thread the times are those of the processor, otherwise those of the clock.
 
     python benchmarks/recurrences.py --threads 1 2 --exponentials 2.5
     python benchmarks/recurrences.py memory
+    python benchmarks/recurrences.py training-scan
 """
 
 from __future__ import annotations
@@ -32,7 +33,11 @@ import raglane as rl
 from raglane.native.library import library
 
 # A lognormal distribution, as in docs/performance.md: 0.4 of a padded batch is real.
-LENGTHS = {"equal": [512] * 8, "fill 0.4": [512, 310, 251, 182, 140, 110, 84, 52]}
+LENGTHS = {
+    "equal": [512] * 8,
+    "fill 0.4": [512, 310, 251, 182, 140, 110, 84, 52],
+    "4 x 256": [256] * 4,
+}
 CHANNELS = 512
 STATES = 16
 STEPS = 2048
@@ -238,12 +243,23 @@ def print_rows(threads: int, rounds: int, is_short: bool, exponentials: float | 
             print(f"| {' | '.join(cells)} |", flush=True)
 
 
+def training_scan() -> None:
+    """Print a training step of a scan short enough for transformers, whose time grows faster than it."""
+    case = Scan("4 x 256")
+    medians = compare(case, train, 1, False)
+    for peer in installed():
+        ratio = medians[peer] / medians["ours"]
+        print(f"{case.title}: {medians['ours']:.3g} ms, {peer} {medians[peer]:.4g} ms, {ratio:.0f}")
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", nargs="?", choices=["times", "memory"], default="times")
+    parser.add_argument(
+        "part", nargs="?", choices=["times", "memory", "training-scan"], default="times"
+    )
     parser.add_argument("--threads", type=int, nargs="+", default=[1])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
@@ -257,6 +273,10 @@ def main() -> None:
     if chosen.part == "memory":
         torch.set_num_threads(chosen.threads[0])
         memory()
+        return
+    if chosen.part == "training-scan":
+        torch.set_num_threads(chosen.threads[0])
+        training_scan()
         return
     columns = ["recurrence", "", "threads", "ms", "share of the peak", "times the bound"]
     for peer in installed():

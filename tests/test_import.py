@@ -85,6 +85,18 @@ def test_a_training_and_a_loaded_run_import_nothing_that_takes_seconds(
     assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
 
 
+def test_a_large_file_of_texts_is_read_without_pandas(script: Script, tmp_path: Path) -> None:
+    path = tmp_path / "texts.csv"
+    rows = "".join(f"word{row} of,{'ab'[row % 2]}\n" for row in range(2_000))
+    path.write_text(f"text,label\n{rows}")
+    done = script(
+        f"import sys, raglane as rl; data = rl.data.read({str(path)!r})\n"
+        "print(len(data), data[7], 'pandas' in sys.modules)"
+    )
+    row = "{'inputs': tensor([1669,    1]), 'target': tensor(1), 'index': tensor(7)}"
+    assert (done.returncode, done.stdout) == (0, f"2000 {row} False\n"), done.stderr
+
+
 def test_every_public_name_loads(script: Script) -> None:
     done = script(
         "import raglane as rl; [getattr(rl.data, name) for name in rl.data.__all__]; print(rl.data.collate)"

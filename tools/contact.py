@@ -142,6 +142,22 @@ CASES = [
         "words and their tags", "predict tags tags.jsonl", 0, "^id,step,words,p", "^0,2,cat,[DNV],"
     ),
     case(
+        "tags that may depend on what follows", "train tags.jsonl", 0, "^directions: 2, .*--no-bid"
+    ),
+    case("tags of a stream", "train tags.jsonl --no-bidirectional", 0, "not ^directions: "),
+    case(
+        "the next weekdays of several shops",
+        "predict shops shops.csv --horizon 2",
+        0,
+        r"^shop,step,day,prediction\nnorth,1,2024-03-25,.*\nnorth,2,2024-03-26,.*\nsouth,1,2024-03-25,",
+    ),
+    case(
+        "the end of each shop",
+        "train shops.csv --task forecast",
+        0,
+        "^validation: the ends of 2 sequences, 10 % of their elements$",
+    ),
+    case(
         "a run of another version",
         "predict newer steps.csv",
         2,
@@ -315,6 +331,13 @@ def make_files(folder: Path) -> None:
     )
     batches = [[n, f"b{n}", round(random.normal(), 2), "ab"[random.integers(2)]] for n in range(60)]
     _write(folder / "batches.csv", ["id", "batch", "x", "label"], batches)
+    days = np.arange("2024-01-01", "2024-03-23", dtype="datetime64[D]")
+    shops = [
+        [shop, day, 10 + n % 5]
+        for shop in ("north", "south")
+        for n, day in enumerate(days[np.is_busday(days)])
+    ]
+    _write(folder / "shops.csv", ["shop", "day", "sales"], shops)
     tags = {"words": ["the", "cat", "sat"], "tags": ["D", "N", "V"]}
     (folder / "tags.jsonl").write_text(_lines([tags] * 24))
     (folder / "lines.txt").write_text("\n".join([*words, "a longer line"] * 6))
@@ -342,6 +365,7 @@ def make_files(folder: Path) -> None:
         ("steps.csv", "run"),
         ("whole.jsonl", "whole"),
         ("months.csv --task forecast", "months"),
+        ("shops.csv --task forecast", "shops"),
         ("tags.jsonl", "tags"),
     ):
         code, printed = play(f"train {data} --output {run}", folder)

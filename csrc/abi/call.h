@@ -79,6 +79,12 @@ struct ElementwiseCall {
   PackTo packing = {};  // of a call that packs
 };
 
+// The backward time loop of a call of either kind.
+struct Walk {
+  const void* call;
+  int32_t (*run)(const void* call);
+};
+
 // Elements of a sequence from one saved state of a linear recurrence to the next. With 32, of 16 states saved states are
 // 1/32 of all.
 inline constexpr int border = 32;

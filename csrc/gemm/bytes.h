@@ -93,7 +93,9 @@ template <int ROWS, int VECTORS> RAGLANE_INLINE void multiply_bytes(const Produc
   }
   const float* panel = product.panel + heading_rows * VECTORS * width;
   const int64_t depth = product.depth;
+  Ahead<ROWS> ahead(product);
   for (int64_t k = 0; k < depth; k++, panel += VECTORS * width) {
+    ahead.fetch();
     I x[ROWS];
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++) x[r] = (I)splat_at(row[r] + k);

@@ -57,31 +57,30 @@ inline bool wants_any(const raglane_layer& l) {
   return wanted;
 }
 
-template <class S, class C> int32_t walk_and_gradients_of(const C& call, int32_t (*walk)(const C&)) {
-  const raglane_layer& l = *call.layer;
+#if !defined(RAGLANE_FAMILY)  // pairs are not multiplied here
+template <class S> int32_t walk_and_gradients_of(const raglane_layer& l, const Walk& walk) {
   DirectionGradients<S> of[2];
   for (int d = 0; d < l.directions; d++)
     cell_table[l.cell].is_elementwise ? describe_elementwise(l, d, of[d]) : describe_matrix(l, d, of[d]);
   LayerGradients<S> gradients(of, (int)l.directions, l.elements, l.input_size, (S*)l.grad_values);
   if (!gradients.reserve(l.flags & RAGLANE_POISON)) return RAGLANE_OUT_OF_MEMORY;
-  int32_t status = walk(call);
-  if (status == RAGLANE_OK) start(gradients, call);
+  int32_t status = walk.run(walk.call);
+  if (status == RAGLANE_OK) start(gradients, l.threads);
   return status;
 }
 
 // Run the backward time loop, and compute the gradients that the call requires, if any. Their scratch is reserved
 // first: the loop may overwrite the saved gates, and a failed call must leave them unchanged.
-template <class C> int32_t with_gradients(const C& call, int32_t (*walk)(const C&)) {
-  if (!wants_any(*call.layer)) return walk(call);
-  switch (call.layer->dtype) {
-    case RAGLANE_FLOAT32: return walk_and_gradients_of<float>(call, walk);
-    case RAGLANE_FLOAT64: return walk_and_gradients_of<double>(call, walk);
-    case RAGLANE_BFLOAT16: return walk_and_gradients_of<bfloat16>(call, walk);
+inline int32_t with_gradients(const raglane_layer& layer, const Walk& walk) {
+  if (!wants_any(layer)) return walk.run(walk.call);
+  switch (layer.dtype) {
+    case RAGLANE_FLOAT32: return walk_and_gradients_of<float>(layer, walk);
+    case RAGLANE_FLOAT64: return walk_and_gradients_of<double>(layer, walk);
+    case RAGLANE_BFLOAT16: return walk_and_gradients_of<bfloat16>(layer, walk);
   }
   return RAGLANE_BAD_ARGUMENT;
 }
 
-#if !defined(RAGLANE_FAMILY)  // pairs are not multiplied here
 // Only outer products and sums, group by group.
 template <class S> int32_t outer_products_of(const raglane_outer& o) {
   for (int64_t g = 0; g < o.groups; g++) {
@@ -93,7 +92,7 @@ template <class S> int32_t outer_products_of(const raglane_outer& o) {
     of.biased = of.shared = o.left_columns;
     LayerGradients<S> gradients(&of, 1, o.elements, o.right_columns, nullptr);
     if (!gradients.reserve(o.flags & RAGLANE_POISON)) return RAGLANE_OUT_OF_MEMORY;
-    on_threads((int)o.threads, [&](int thread, int threads) { gradients.work(thread, threads); });
+    start(gradients, o.threads);
   }
   return RAGLANE_OK;
 }

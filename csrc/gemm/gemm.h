@@ -65,6 +65,10 @@ template <class S> inline int64_t operand_words(int64_t numbers) { return words<
 // step] * panel[k][v], all in words; `depth` is at least 1. `start` may be `to`: the sums are read before the first k
 // and written after the last. For AMX's tiles the rows of operands and of `to` are evenly spaced in memory, and `step`
 // is 1.
+//
+// NOTE (ahead): the first tile of a panel that no cache of the core holds waits for the third cache, the others do not.
+// So each tile fetches its share of the next panel into the second cache: `ahead_bytes` from `ahead` on for each k, at
+// most two lines.
 template <class A> struct Product {
   const A* const* rows;
   const A* panel;
@@ -74,6 +78,34 @@ template <class A> struct Product {
   A* const* to;
   const int64_t* to_at;
   int64_t step = 1;
+  const unsigned char* ahead = nullptr;
+  int64_t ahead_bytes = 0;
+
+  // Let rows [first, first + size) of `rows` fetch their share of a panel like this one; `next` may be null.
+  Product& fetch(const A* next, int first, int size, int rows, int vectors) {
+    const int64_t line = (int64_t)vectors * vector_bytes;
+    if (!next || registers != 32 || size == rows) return *this;
+    ahead = (const unsigned char*)next + depth * line * first / rows, ahead_bytes = line * size / rows;
+    return *this;
+  }
+};
+
+// What a tile of some rows fetches for each k; a tile of few rows waits for its own weights.
+template <int ROWS> class Ahead {
+ public:
+  template <class A> explicit Ahead(const Product<A>& product) : next_(product.ahead), bytes_(product.ahead_bytes) {}
+  RAGLANE_INLINE void fetch() {
+    if constexpr (registers == 32 && ROWS > 2)
+      if (next_) {
+        __builtin_prefetch(next_, 0, 2);
+        __builtin_prefetch(next_ + 64, 0, 2);
+        next_ += bytes_;
+      }
+  }
+
+ private:
+  const unsigned char* next_;
+  const int64_t bytes_;
 };
 
 }  // namespace raglane::RAGLANE_TARGET
@@ -99,7 +131,7 @@ void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
   constexpr int width = Lanes<A>::width;
-  constexpr int ahead = tuning::fetch_ahead;  // as much as a core's second cache needs
+  constexpr int distance = tuning::fetch_ahead;  // as much as a core's second cache needs
   const A* row[ROWS];
   V sums[ROWS][VECTORS];
 #pragma GCC unroll 8
@@ -110,16 +142,18 @@ void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
   }
   const A* panel = product.panel;
   const int64_t depth = product.depth, step = product.step;
+  Ahead<ROWS> ahead(product);
   int64_t k = 0;
   do {  // depth is at least 1: for a loop that may be empty, the compiler would also store all sums before it
     if constexpr (STRIDED) __builtin_prefetch(row[ROWS - 1] + (k + tuning::rows_ahead) * step);
+    ahead.fetch();
     if constexpr (registers == 32 || ROWS > VECTORS) {
       V weight[VECTORS];
 #pragma GCC unroll 8
       for (int v = 0; v < VECTORS; v++) {
         weight[v] = load(panel + v * width);
         if (registers == 32 && v * vector_bytes % 64 == 0)
-          __builtin_prefetch(panel + (ahead * VECTORS + v) * width);  // once per line
+          __builtin_prefetch(panel + (distance * VECTORS + v) * width);  // once per line
       }
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) {
@@ -373,17 +407,27 @@ template <class S> struct Panels {
   }
 };
 
-// to[row] += rows[row] x one panel of a plain product. Rows of `to` have room for whole vectors.
+// to[row] += rows[row] x one panel of a plain product. Rows of `to` have room for whole vectors. With `fetches` some k are
+// read for all rows before the next, which are fetched meanwhile; `next` is the panel that follows, or -1.
 template <class S, class A>
-void multiply_panel(const Panels<S>& panels, int64_t panel, int rows, A* const* from, A* const* to) {
+void multiply_panel(const Panels<S>& panels, int64_t panel, int rows, A* const* from, A* const* to, bool fetches = false,
+                    int64_t next = -1) {
+  const int vectors = panels.units_in(panel);
+  const int64_t steps = panels.steps(), row = vectors * Lanes<A>::width;
+  const int64_t part = fetches && registers == 32 ? tuning::fetched_depth : steps;
   int64_t offsets[panel_vectors];
   for (int v = 0; v < panel_vectors; v++) offsets[v] = panel * panels.panel_columns() + v * Lanes<A>::width;
-  for (int first = 0, size; first < rows; first += size) {
-    size = next_tile(rows - first, panels.units_in(panel));
-    multiply<typename Operand<S>::type>(
-        size, panels.units_in(panel),
-        {(const A* const*)from + first, panels.at(panel), panels.steps(), (const A* const*)to + first, offsets,
-         to + first, offsets});
+  for (int64_t begin = 0; begin < steps; begin += part) {
+    const int64_t depth = steps - begin < part ? steps - begin : part;
+    const A *weights = panels.at(panel) + begin * row, *following = fetches && next >= 0 ? panels.at(next) : nullptr;
+    if (begin + part < steps) following = weights + part * row;
+    for (int first = 0, size; first < rows; first += size) {
+      size = next_tile(rows - first, vectors);
+      const A* operands[tile_rows];
+      for (int r = 0; r < size; r++) operands[r] = from[first + r] + begin;
+      Product<A> product = {operands, weights, depth, (const A* const*)to + first, offsets, to + first, offsets};
+      multiply<typename Operand<S>::type>(size, vectors, product.fetch(following, first, size, rows, vectors));
+    }
   }
 }
 

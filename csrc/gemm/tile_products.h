@@ -14,6 +14,8 @@ struct TileFactor {
   int64_t row_words;
   const float* panel;
   int64_t depth;
+  const float* next = nullptr;  // a panel like this one, some bytes of which are fetched during each step of k
+  int64_t next_bytes = 0;
 };
 
 // Where the sums of each vector of columns begin and end, for the first row, and the words from one row to the next.
@@ -31,13 +33,15 @@ template <class S, bool SPLIT> class TileProducts {
  public:
   TileProducts(int rows, int vectors, const TileFactor& x, const TileFactor& h, const TileSums& sums)
       : factors_{x, h}, sums_(sums), vectors_(vectors), halves_(rows > most_tile_rows ? 2 : 1),
-        second_(halves_ == 2 ? TileRegisters::first_half(rows) : 0) {
+        second_(halves_ == 2 ? TileRegisters::first_half(rows) : 0),
+        ahead_{(const unsigned char*)x.next, (const unsigned char*)h.next} {
     TileRegisters::shape(rows);
   }
+  // The passes over a panel, each of some columns.
+  static int64_t passes(bool halves, int vectors) { return halves ? (vectors + 1) / 2 : 1; }
   // Steps of k, of all columns.
   int64_t steps() const {
-    const int64_t passes = halves_ == 1 ? 1 : (vectors_ + 1) / 2;
-    return passes * (factors_[0].depth + factors_[1].depth) / tile_words;
+    return passes(halves_ == 2, vectors_) * (factors_[0].depth + factors_[1].depth) / tile_words;
   }
 
   // Make one step of k; false if there is none, and all sums are stored.
@@ -59,6 +63,7 @@ template <class S, bool SPLIT> class TileProducts {
   int begin_ = 0, columns_ = 0;          // the vectors of this pass
   int operand_ = 1;                      // 0 for x and 1 for h
   int64_t left_ = 0;                     // steps of k
+  const unsigned char* ahead_[2] = {};
   const float *row_ = nullptr, *second_row_ = nullptr, *panel_ = nullptr;
   int64_t row_bytes_ = 0, panel_bytes_ = 0, panel_words_ = 0;
   void (*step_)(TileProducts&) = nullptr;
@@ -83,7 +88,7 @@ template <class S, bool SPLIT> class TileProducts {
       left_ = factor.depth / tile_words;
       if (left_ == 0 && apart) continue;
       if (apart || operand_ == 0) on_sums<true>();
-      step_ = step();
+      step_ = factor.next ? step<true>() : step<false>();
     } while (left_ == 0);
     return true;
   }
@@ -95,8 +100,13 @@ template <class S, bool SPLIT> class TileProducts {
     return (HALVES == 2 ? 2 * H : 0) + V + (SPLITS && V == VECTORS - 1 ? 1 : 0);
   }
 
-  template <int HALVES, int VECTORS, bool SPLITS> static void multiply_step(TileProducts& p) {
+  template <int HALVES, int VECTORS, bool SPLITS, bool FETCHES> static void multiply_step(TileProducts& p) {
     constexpr int first_weights = 4 + HALVES, weights = 8 - first_weights;
+    if constexpr (FETCHES) {
+      const unsigned char *line = p.ahead_[p.operand_], *end = line + p.factors_[p.operand_].next_bytes;
+      for (; line < end; line += 64) __builtin_prefetch(line, 0, 2);
+      p.ahead_[p.operand_] = end;
+    }
     load_tile<4>(p.row_, p.row_bytes_);
     if constexpr (HALVES == 2) load_tile<5>(p.second_row_, p.row_bytes_);
     each_tile<VECTORS>([&]<int V>() RAGLANE_INLINE_LAMBDA {
@@ -107,18 +117,18 @@ template <class S, bool SPLIT> class TileProducts {
     });
     p.row_ += tile_words, p.second_row_ += tile_words, p.panel_ += p.panel_words_;
   }
-  auto step() const {
+  template <bool FETCHES> auto step() const {
     const bool second_sum = splits() && operand_ == 1;
     if constexpr (SPLIT && !apart) {
-      if (second_sum && halves_ == 2) return columns_ == 1 ? multiply_step<2, 1, true> : nullptr;
-      if (second_sum) return multiply_step<1, 3, true>;
+      if (second_sum && halves_ == 2) return columns_ == 1 ? multiply_step<2, 1, true, FETCHES> : nullptr;
+      if (second_sum) return multiply_step<1, 3, true, FETCHES>;
     }
-    if (halves_ == 2) return columns_ == 1 ? multiply_step<2, 1, false> : multiply_step<2, 2, false>;
+    if (halves_ == 2) return columns_ == 1 ? multiply_step<2, 1, false, FETCHES> : multiply_step<2, 2, false, FETCHES>;
     switch (columns_) {
-      case 1: return multiply_step<1, 1, false>;
-      case 2: return multiply_step<1, 2, false>;
-      case 3: return multiply_step<1, 3, false>;
-      default: return multiply_step<1, 4, false>;
+      case 1: return multiply_step<1, 1, false, FETCHES>;
+      case 2: return multiply_step<1, 2, false, FETCHES>;
+      case 3: return multiply_step<1, 3, false, FETCHES>;
+      default: return multiply_step<1, 4, false, FETCHES>;
     }
   }
 

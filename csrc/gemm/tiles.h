@@ -87,7 +87,11 @@ void multiply_columns(int rows, int begin, int vectors, const Product<float>& pr
   });
   const float *panel = product.panel + begin * tile_words, *first_row = product.rows[0];
   const float* second_row = product.rows[HALVES == 2 ? second : 0];
+  // Of what the product fetches, the share of these columns.
+  const unsigned char* ahead = product.ahead + product.ahead_bytes * product.depth * begin / vectors;
+  const int64_t ahead_bytes = product.ahead_bytes * tile_words * VECTORS / vectors;
   for (int64_t k = 0; k < product.depth; k += tile_words, panel += vectors * tile_words * tile_words) {
+    for (const unsigned char* end = ahead + ahead_bytes; ahead < end; ahead += 64) __builtin_prefetch(ahead, 0, 2);
     load_tile<4>(first_row + k, row_stride);
     if constexpr (HALVES == 2) load_tile<5>(second_row + k, row_stride);
     each_tile<VECTORS>([&]<int V>() RAGLANE_INLINE_LAMBDA {

@@ -76,6 +76,7 @@ template <class A> class ProgramPlan {
   int64_t lane_size_ = 0, kept_size_ = 0, block_size_ = 0, call_size_ = 0, prepared_size_ = 0, packed_size_ = 0;
   int members_ = 1;
   bool prepares_ = false;
+  bool fetches_weights_ = false;  // panels of weights are fetched ahead, because a core's cache does not hold those of a step
   Scratch<Slot> slots_;
   Scratch<Operation<A>> operations_;
   Scratch<Phase> phases_;
@@ -103,10 +104,14 @@ template <class A> class ProgramPlan {
  private:
   // Choose teams, and the products of elements that are prepared before the loop, as for layers: see scan/prepared.h.
   void decide() {
-    int64_t bytes = 0, results = 0;
-    for (int64_t w = 0; w < code_.weights; w++)
+    int64_t bytes = 0, results = 0, depth = 0;
+    for (int64_t w = 0; w < code_.weights; w++) {
       bytes += code_.weight[w].groups * code_.weight[w].rows * code_.weight[w].depth * (int64_t)sizeof(A);
+      depth = std::max(depth, code_.weight[w].depth);
+    }
     members_ = wanted_members(call_, p_.flags, bytes, p_.threads);
+    fetches_weights_ = bytes / members_ > call_.cache &&
+               2 * panel_vectors * vector_bytes * depth <= tuning::fetched_of_cache * call_.cache;
     bool cached = bytes <= call_.cache / tuning::weights_of_cache;
     double rows = average_rows(call_, Division((int)p_.threads, 1, members_).teams(0));
     for (int64_t i = 0; i < code_.instructions; i++)

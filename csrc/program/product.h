@@ -77,10 +77,10 @@ template <class A> struct LaneProduct {
 
 // The part of one member of `count` products of lanes [0, active), which have one weight, and differ in their places: so
 // the weight is read once for all. Alternately forward and backward over the panels, because those that were read last
-// are still in the cache.
+// are still in the cache. `fetches`: the panel that follows is fetched meanwhile.
 template <class A>
 void multiply_lanes(const LaneProduct<A>* products, int count, A* const* rows, int active, const Team& team,
-                    bool backwards) {
+                    bool backwards, bool fetches) {
   constexpr int width = Lanes<A>::width;
   const PackedWeight<A>& weight = *products->weight;
   const Panels<A>& panels = weight.panels;
@@ -96,6 +96,7 @@ void multiply_lanes(const LaneProduct<A>* products, int count, A* const* rows, i
     const int real = (int)(rest < vectors * width ? rest : vectors * width);
     const bool is_full = real == vectors * width, is_last = group == weight.groups - 1;
     const int64_t depth_begin = group * panels.depth * products->from.step;
+    const A* next = fetches && i + 1 < end_panel ? weight.at(at + (backwards ? -1 : 1)) : nullptr;
     const LaneProduct<A>* product = products;
     int lane = 0;
     for (int first = 0, size; first < active * count; first += size) {
@@ -124,8 +125,9 @@ void multiply_lanes(const LaneProduct<A>* products, int count, A* const* rows, i
         }
         if (++lane == active) lane = 0, product++;
       }
-      multiply<A>(size, vectors, {from, weight.at(at), panels.depth, start, is_spread ? same : adjacent, to, adjacent,
-                                  products->from.step});
+      Product<A> tile = {from, weight.at(at), panels.depth, start, is_spread ? same : adjacent, to, adjacent,
+                         products->from.step};
+      multiply<A>(size, vectors, tile.fetch(next, first, size, active * count, vectors));
       for (int r = 0; r < size; r++)
         if (copied[r])
           by_vectors<A>(real, [&](int64_t c, int n) RAGLANE_INLINE_LAMBDA {

@@ -15,7 +15,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
   using Plan::call_, Plan::code_, Plan::p_, Plan::row_bytes, Plan::tensor;
   using Plan::fetches_, Plan::number_count_, Plan::numbers_, Plan::first_number_, Plan::operations_;
   using Plan::phase_count_, Plan::phases_, Plan::walks_, Plan::product_count_, Plan::products_, Plan::slot_count_, Plan::slots_;
-  using Plan::lane_size_, Plan::kept_size_, Plan::block_size_, Plan::members_, Plan::weights_;
+  using Plan::lane_size_, Plan::kept_size_, Plan::block_size_, Plan::members_, Plan::fetches_weights_, Plan::weights_;
 
  public:
   explicit ProgramScan(const ProgramCall& call) : Plan(call) {}
@@ -122,7 +122,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
       const LaneProduct<A>*product = products_.get(), *end = product + product_count_, *next;
       for (; product < end; product = next) {
         for (next = product + 1; next < end && next->instruction == product->instruction;) next++;
-        multiply_lanes(product, (int)(next - product), table, count, alone, false);
+        multiply_lanes(product, (int)(next - product), table, count, alone, false, fetches_weights_);
       }
     }
   }
@@ -175,7 +175,7 @@ template <class A> class ProgramScan : ProgramPlan<A> {
         run(phase, table, first, end - first < program_rows ? end - first : program_rows);
     if (phase.products == 0) return;
     team.barrier->wait(team.members);
-    multiply_lanes(phase.product, phase.products, table, active, team, backwards);
+    multiply_lanes(phase.product, phase.products, table, active, team, backwards, fetches_weights_);
     team.barrier->wait(team.members);
   }
 

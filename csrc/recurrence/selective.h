@@ -268,14 +268,7 @@ template <class S> class SelectiveLoops {
     // dt, dt x and D x of a block.
     void prepare(const Segment& segment, int block, A* y) const {
       const V bias = parameter(c_.dt_bias, block), skip = parameter(c_.D, block);
-      // Of the next block, or the first of the next segment.
-      const bool is_last = block + 1 == count_;
-      const int64_t further = y ? border : -border, next = segment.first + (is_last ? further : 0);
-      const int64_t begin = next * c_.channels + channel_of(is_last ? 0 : block + 1);
       for (int t = 0; t < segment.count; t++) {
-        const int64_t ahead = begin + t * c_.channels;
-        fetch<S>(c_.x, ahead), fetch<S>(c_.dt, ahead), fetch<S>(y ? c_.output : c_.grad_output, ahead);
-        if (!y) fetch<S>(c_.grad_x, ahead), fetch<S>(c_.grad_dt, ahead);
         const V x = element(c_.x, segment.first + t, block);
         V d = element(c_.dt, segment.first + t, block) + bias;
         if (c_.softplus) d = soften<A>(d);
@@ -284,6 +277,17 @@ template <class S> class SelectiveLoops {
         store(in_ + t * width, d * x);
         if (y) store(y + t * width, c_.D ? skip * x : V{});
       }
+    }
+
+    // The first number of the next block, or the first block of the next segment, whose rows come to the caches while the
+    // states of this one advance: more at once would wait for each other.
+    int64_t next_of(const Segment& segment, int block, int64_t further) const {
+      const bool is_last = block + 1 == count_;
+      return (segment.first + (is_last ? further : 0)) * c_.channels + channel_of(is_last ? 0 : block + 1);
+    }
+    template <bool KEEP> void fetch_row(int64_t row) const {
+      fetch<S>(c_.x, row), fetch<S>(c_.dt, row), fetch<S>(KEEP ? c_.grad_output : c_.output, row);
+      if (KEEP) fetch<S>(c_.grad_x, row), fetch<S>(c_.grad_dt, row);
     }
 
     template <int N> struct Number {
@@ -302,7 +306,9 @@ template <class S> class SelectiveLoops {
       A *h = of_block(h_, block) + s * width, *a = of_block(a_, block) + s * width;
       V state[N];
       RAGLANE_EACH state[i] = load(h + i * width);
+      const int64_t next = next_of(segment, block, KEEP ? -border : border);
       for (int t = 0; t < segment.count; t++) {
+        if (s == 0) fetch_row<KEEP>(next + t * c_.channels);
         if (segment.resets && segment.resets[t]) RAGLANE_EACH state[i] = V{};
         const V d = load(dt_ + t * width), in = load(in_ + t * width);
         const A *B = segment.B + t * segment.stride + s, *C = segment.C + t * segment.stride + s;

@@ -165,6 +165,7 @@ template <class Cell, class S> class BackwardScan {
     };
 
     lanes.fill(start);
+    const bool fetches = hidden_[d].size() * (int64_t)sizeof(A) / team.members > call_.cache;
     Step step;
     for (bool backwards = false; lanes.active > 0; backwards = !backwards) {
       point(step, lanes, d, {dh, l_.projection_size ? dm : dh, dc, da, in_pairs<S> ? dm + capacity_ * c_stride_ : dh});
@@ -177,8 +178,11 @@ template <class Cell, class S> class BackwardScan {
       team.barrier->wait(team.members);
       // After the barrier every thread has read the saved gates, which the gradients may overwrite.
       for (int lane = 0; lane < lanes.active; lane++) give_gates(step, lane, begin, end);
-      for (int64_t i = first_panel; i < end_panel; i++)
-        multiply_panel(hidden_[d], backwards ? first_panel + end_panel - 1 - i : i, lanes.active, step.da, step.dh);
+      for (int64_t i = first_panel; i < end_panel; i++) {
+        const int64_t panel = backwards ? first_panel + end_panel - 1 - i : i;
+        const int64_t next = i + 1 < end_panel ? panel + (backwards ? -1 : 1) : -1;
+        multiply_panel(hidden_[d], panel, lanes.active, step.da, step.dh, fetches, next);
+      }
       A* swap = da;
       da = da_last, da_last = swap;
       lanes.advance(finish, start, move);

@@ -69,6 +69,7 @@ template <class Cell, class S> class ForwardScan {
   MatrixWeights<Cell, S> weights_;
   InputProducts<Cell, S>& input_;
   PreparedProducts<Cell, S> prepared_;
+  bool fetches_ = false;  // panels are fetched ahead, because a core's cache does not hold those of a step
   bool streams_ = false;  // saved gates bypass the caches, which could not hold them until they are read
   int members_ = 1, capacity_ = 1;
   Scratch<A> states_, operands_;
@@ -87,6 +88,8 @@ template <class Cell, class S> class ForwardScan {
     S *output, *gates, *c_states;     // of the first element; null if not needed
     const A* x[most_lanes];        // a lane's input, if input products are folded in
     int64_t x_stride;              // from one to the next, of rows in words
+    int active;                    // lanes
+    int64_t next;                  // the panel after this one, to be fetched, or -1
     const A* operands[most_lanes]; // a lane's row of `operand`
   };
 
@@ -98,6 +101,9 @@ template <class Cell, class S> class ForwardScan {
     Division division((int)l_.threads, (int)l_.directions, members_);
     int teams = division.teams(0) > 0 ? division.teams(0) : 1;
     prepared_.decide(average_rows(call_, teams), panel_bytes, call_.cache, call_.longest);
+    const int64_t read = prepared_.wanted() ? hidden_bytes : panel_bytes;
+    fetches_ = read / members_ > call_.cache &&
+               2 * read / weights_.hidden[0].count() <= tuning::fetched_of_cache * call_.cache;
     if constexpr (Cell::saved > 0) {
       int64_t row = l_.gate_stride * (int64_t)sizeof(S);
       bool aligned = (uintptr_t)l_.gates % 64 == 0 && row % 64 == 0;
@@ -218,11 +224,13 @@ template <class Cell, class S> class ForwardScan {
         if constexpr (in_bytes<S>) to_bytes(before + lane * h_stride_, P_, operand + lane * operand_stride_);
         step.operands[lane] = operand + lane * operand_stride_;
       }
+      step.active = lanes.active;
       // Alternately forward and backward over the panels: those that were read last are still in the cache.
       const auto each = [&](auto&& with) RAGLANE_INLINE_LAMBDA {
         for (int64_t i = first_panel; i < end_panel; i++) {
           const int64_t panel = backwards ? first_panel + end_panel - 1 - i : i;
           if (packs) pack(step, panel);
+          step.next = fetches_ && !packs && i + 1 < end_panel ? panel + (backwards ? -1 : 1) : -1;
           for (int first = 0, size; first < lanes.active; first += size) {
             size = next_tile(lanes.active - first, whole_panel);
             with(first, size, panel);
@@ -293,8 +301,12 @@ template <class Cell, class S> class ForwardScan {
     int vectors = Cell::gates * sums.units;
     const A* prepared[whole_tile];
     for (int r = 0; r < size; r++) prepared[r] = start_row(step, first + r, sums, r);
-    if (!prepared_.wanted()) multiply<X>(size, vectors, of_input(step, first, panel, sums));
-    multiply<X>(size, vectors, of_hidden(step, first, panel, sums, prepared));
+    const auto product = [&](const Panels<S>& weights, Product<A> rows) RAGLANE_INLINE_LAMBDA {
+      const A* next = step.next < 0 ? nullptr : weights.at(step.next);
+      multiply<X>(size, vectors, rows.fetch(next, first, size, step.active, vectors));
+    };
+    if (!prepared_.wanted()) product(step.input, of_input(step, first, panel, sums));
+    product(step.hidden, of_hidden(step, first, panel, sums, prepared));
     finish(step, first, size, sums, sums.row, prepared, Nothing{});
   }
 
@@ -463,11 +475,24 @@ template <class Cell, class S> class ForwardScan {
       const int64_t row = Cell::gates * sums.units * width;
       sums.x_scales = inputs.at(panel) + row, sums.h_scales = step.hidden.at(panel) + row;
     }
+    const int vectors = Cell::gates * sums.units;
+    // Each tile of rows fetches its share of the next panels.
+    const bool fetches = step.next >= 0 && tile.size < step.active;
+    const int64_t passes = Products::passes(tile.size > most_tile_rows, vectors);
+    const int64_t bytes = vectors * tile_words * tile_words * (int64_t)sizeof(A) / passes;
+    const auto factor = [&](const Panels<S>& weights, const A* rows, int64_t row_words) {
+      TileFactor factor = {rows, row_words, weights.at(panel), weights.steps()};
+      if (!fetches) return factor;
+      const int64_t size = weights.steps() * vectors * tile_words;
+      factor.next = weights.at(step.next) + size * first / step.active;
+      factor.next_bytes = bytes * tile.size / step.active;
+      return factor;
+    };
     TileFactor x = {nullptr, 0, nullptr, 0};
-    if (folded) x = {step.x[first], step.x_stride, inputs.at(panel), inputs.steps()};
-    const TileFactor h = {step.operands[first], operand_stride_, step.hidden.at(panel), step.hidden.steps()};
+    if (folded) x = factor(inputs, step.x[first], step.x_stride);
+    const TileFactor h = factor(step.hidden, step.operands[first], operand_stride_);
     flush(sums.memory);
-    return Products(tile.size, Cell::gates * sums.units, x, h, at);
+    return Products(tile.size, vectors, x, h, at);
   }
 
   // The sum of a slot from the integers of its products.

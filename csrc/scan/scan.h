@@ -66,16 +66,20 @@ template <class Scan> void work(Scan& scan, int thread, int threads) {
 }
 
 // Run scan.work(thread, threads) on all threads.
-template <class Scan, class C> void start(Scan& scan, const C& call) {
-  on_threads((int)call.layer->threads, [&](int thread, int threads) { work(scan, thread, threads); });
+template <class Scan> void start(Scan& scan, int64_t threads) {
+  on_threads((int)threads, [&](int thread, int threads) { work(scan, thread, threads); });
 }
 
 // The same for a scan constructed for one call.
 template <class Scan, class C> int32_t launch(const C& call) {
   Scan scan(call);
   if (!scan.reserve()) return RAGLANE_OUT_OF_MEMORY;
-  start(scan, call);
+  start(scan, call.layer->threads);
   return RAGLANE_OK;
+}
+
+template <class C, int32_t (*RUN)(const C&)> Walk walk_of(const C& call) {
+  return {&call, [](const void* of) { return RUN(*(const C*)of); }};
 }
 
 }  // namespace raglane::RAGLANE_TARGET

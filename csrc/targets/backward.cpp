@@ -11,7 +11,7 @@
 // The gradients after the loop use no pairs, so they are the family's.
 #if defined(RAGLANE_FAMILY)
 namespace raglane::RAGLANE_FAMILY {
-int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&));
+int32_t walk_and_gradients(const raglane_layer& layer, const Walk& walk);
 int32_t backward_in_rounds(const Call& call);
 int32_t outer(const raglane_outer& outer);
 int32_t scan(const SelectiveScan& call);
@@ -38,7 +38,7 @@ using RAGLANE_FAMILY::step_mamba;
 using RAGLANE_FAMILY::walk_and_gradients;
 #else
 int32_t outer(const raglane_outer& outer) { return outer_products(outer); }
-int32_t walk_and_gradients(const Call& call, int32_t (*walk)(const Call&)) { return with_gradients(call, walk); }
+int32_t walk_and_gradients(const raglane_layer& layer, const Walk& walk) { return with_gradients(layer, walk); }
 int32_t backward_in_rounds(const Call& call) { return run<BackwardRounds>(call); }
 #endif
 #if !defined(RAGLANE_FAMILY)
@@ -58,7 +58,7 @@ int32_t elementwise_pack(const ElementwiseCall& call);
 int32_t program(const ProgramCall& call);
 int32_t program_pack(const ProgramCall& call);
 int32_t backward(const Call& call) {
-  return call.rounds ? backward_in_rounds(call) : walk_and_gradients(call, run<BackwardScan, Call>);
+  return call.rounds ? backward_in_rounds(call) : walk_and_gradients(*call.layer, walk_of<Call, run<BackwardScan>>(call));
 }
 extern const Kernels kernels = {forward,          backward, elementwise_forward, elementwise_backward, pack,
                                 elementwise_pack, program, program_pack, outer, scan, scan_backward,

@@ -96,8 +96,10 @@ const ByteKernels& byte_kernels_of(int64_t isa) {
   const Set& chosen = sets().all[isa];
   const Set& family = has_all_dtypes(isa) ? chosen : sets().family_of(chosen);
   const ByteKernels* best = family.byte_kernels;
-  for (const Set* set = sets().all + isas; set->name; set++)
-    if (set->here && &sets().family_of(*set) == &family) best = set->byte_kernels;
+  for (const Set* set = sets().all + isas; set->name; set++) {
+    const Set& extended = sets().family_of(*set);
+    if (set->here && (&extended == &chosen || &extended == &family)) best = set->byte_kernels;
+  }
   return *best;
 }
 

@@ -2,9 +2,10 @@
 #if !defined(RAGLANE_TARGET)
 #error "compiled once per instruction set"
 #endif
-#include "recurrence/attention_backward.h"
 #include "recurrence/attention_forward.h"
+#include "recurrence/attention_products.h"
 #include "recurrence/attention_step.h"
+#include "recurrence/attention_steps.h"
 #include "recurrence/block_step.h"
 #include "targets/targets.h"
 

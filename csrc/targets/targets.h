@@ -10,8 +10,8 @@
 //   name      of the namespace, of the file in simd/, and in Python
 //   family    the set that it extends, including its flags and detection
 //   loops     1: of every dtype, or only of bfloat16 if `bytes` is 0: then the family has the others.
-//             0: callers cannot choose the set; its family uses its int8 loops if the processor supports it, of
-//             several the last. Such sets follow all others.
+//             0: callers cannot choose the set; its family, and sets that extend this, use its int8 loops if the
+//             processor supports it, of several the last. Such sets follow all others.
 //   bytes     1: the loops of int8 weights
 //   flags     for the compiler. CMakeLists.txt reads them here, and defines RAGLANE_BUILT_name as 1 or 0.
 //   detected  the processor supports it; see processor.cpp
@@ -26,8 +26,7 @@
          cpu_bit(1, EAX, 5) && cpu_bit(0, EDX, 22) && cpu_bit(0, EDX, 24) && tiles_permitted())                        \
   TARGET(avx2vnni, avx2, 0, 1, "-mavxvnni", cpu_bit(1, EAX, 4))                                                        \
   TARGET(avx512vnni, avx512, 0, 1, "-mavx512vnni", cpu_bit(0, ECX, 11))                                                \
-  TARGET(amxint8, avx512, 0, 1, "-mavx512vnni -mamx-tile -mamx-int8",                                                  \
-         cpu_bit(0, ECX, 11) && cpu_bit(0, EDX, 24) && cpu_bit(0, EDX, 25) && tiles_permitted())
+  TARGET(amxint8, amx, 0, 1, "-mavx512vnni -mamx-int8", cpu_bit(0, ECX, 11) && cpu_bit(0, EDX, 25))
 
 // A value, or {} if the condition is 0: RAGLANE_BUILT_name, `loops` or `bytes`.
 #define RAGLANE_IF(condition, value) RAGLANE_IF_(condition, value)

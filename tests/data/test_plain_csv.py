@@ -30,6 +30,18 @@ def both(path: Path, columns: Columns) -> None:
         same(read(path, columns), expected)
 
 
+@pytest.mark.parametrize(
+    "word",
+    ["abc", "inf", "Infinity", "-inf", "NaN", "nan ", "e5", "na", "Null", "True", "x y-z", "a_1"],
+)
+def test_words_alone_are_what_they_are_among_numbers(word: str) -> None:
+    alone, among = (
+        numbers_in(np.array(words, dtype=object)) for words in ([word], [word, "1e999", "%"])
+    )
+    assert np.array_equal(alone[0], among[0][:1], equal_nan=True)
+    assert alone[1].tolist() == among[1][:1].tolist()
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_a_plain_file_is_read_as_any_other(tmp_path: Path, seed: int) -> None:
     random = np.random.default_rng(seed)

@@ -92,6 +92,15 @@ def test_gaps_of_a_regular_series_are_counted(tmp_path: Path) -> None:
     assert note.startswith("2 gaps in steps of 1 d, the first before data row 9 (id 0)")
     timed = read(path, Columns(task="forecast", time_gaps=True))
     assert not any("2 gaps" in note for note in timed.notes)
+    months = [f"{2020 + n // 12}-{n % 12 + 1:02}-28" for n in range(30) if n != 14]
+    note = next(
+        note for note in read(series(tmp_path / "m.csv", months), SERIES).notes if "gap" in note
+    )
+    assert note.startswith("1 gap in steps of 1 month, the first before data row 14 (id 0)")
+    weekdays = np.arange("2024-01-01", "2024-03-01", dtype="datetime64[D]")
+    for regular in (months[:14], weekdays[np.is_busday(weekdays)].astype(str).tolist()):
+        path = series(tmp_path / "r.csv", regular)
+        assert not any("gap" in note for note in read(path, SERIES).notes)
     whole = series(tmp_path / "y.csv", times[:9])
     assert not any("gap" in note for note in read(whole, SERIES).notes)
 

@@ -142,6 +142,17 @@ def test_agrees_with_integers_in_numpy(cell: str, isa: str, division: str, use: 
                 assert np.array_equal(found, wanted)
 
 
+@pytest.mark.skipif("amx" not in LIBRARY.isas, reason="one int8 set for all instruction sets")
+def test_an_instruction_set_has_int8_loops_of_its_own(use: Use) -> None:
+    """The tiles of AMX fill up what a row multiplies, which AVX512-VNNI does not."""
+    network, sizes = make("gru", [1], (5, 17, 0)), {}
+    for isa in LIBRARY.isas:
+        use(isa)
+        layer, _, tensors = parts(network)
+        sizes[isa] = layer.packed(tensors[1 + len(network.state) :], dtype=torch.int8).numel()
+    assert sizes["amx"] > sizes["avx512"] == sizes["avx512bf16"]
+
+
 @pytest.mark.parametrize("isa", LIBRARY.isas)
 def test_the_largest_products(isa: str, use: Use) -> None:
     """Sums of two bytes times bytes here are more than 16 bits hold, of either sign."""

@@ -114,6 +114,18 @@ def test_gradients_of_many_elements(cell: str, isa: str, dtype: torch.dtype, use
         )
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("isa", LIBRARY.isas)
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_weights_larger_than_a_cache(cell: str, isa: str, dtype: torch.dtype, use: Use) -> None:
+    """They are read in parts by all rows, while those that follow are fetched."""
+    use(isa, POISON)
+    network, wanted = truth(cell, "one long", (5, 530, 0), 1, dtype is torch.bfloat16)
+    assert_close(
+        with_gradients(network.map(lambda t: t.to(dtype)), BACKEND), wanted, 10 * TOLERANCE[dtype]
+    )
+
+
 @pytest.mark.parametrize("cell", MATRIX_CELLS)
 def test_thousands_of_steps(cell: str, use: Use) -> None:
     network = make(cell, [2000, 3], (2, 5, 0))

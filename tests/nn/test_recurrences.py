@@ -412,13 +412,39 @@ def test_one_strong_decay(kind: str, decay: float) -> None:
     tensors = attention_inputs(kind, (1, 2, 8, 8), [64])
     tensors["log_decay"][40] = decay
     options = {"delta": KINDS[kind].get("delta", False)}
-    wanted = naive.attention(tensors, [64], **options)
-    narrow = {name: tensor.detach() for name, tensor in leaves(tensors, torch.float32).items()}
-    found = run_attention(narrow, [64], **options)
-    for one, other in zip(found, wanted, strict=True):
-        assert torch.allclose(one.double(), other, atol=1e-5 * float(other.abs().max()), rtol=0)
-    grads = gradients_of(partial(run_attention, **options), narrow, [64])
-    assert all(grad.isfinite().all() for grad in grads.values())
+    found, wanted = [
+        differentiated(lambda parts, run=run: run(parts, [64], **options), leaves(tensors, dtype))
+        for run, dtype in ((run_attention, torch.float32), (naive.attention, torch.float64))
+    ]
+    compare(found, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+@pytest.mark.parametrize("kind", ["plain", "decay per head", "mamba2", "mlstm"])
+def test_gradients_of_spans(kind: str, has_state: bool) -> None:
+    """Between borders and resets gradients are products of matrices."""
+    lengths = [0, 131, 32, 33, 1, 3]
+    tensors = attention_inputs(kind, (2, 4, 19, 40), lengths)
+    if not has_state:
+        tensors = {name: each for name, each in tensors.items() if name not in _STATES}
+    resets = torch.zeros(sum(lengths), dtype=torch.bool)
+    resets[[0, 5, 6, 31, 63, 64, 65, 90, 131, 165, 190]] = True
+    found, other = [
+        differentiated(
+            lambda parts, run=run: run(parts, lengths, resets), leaves(tensors, torch.float64)
+        )
+        for run in (run_attention, naive.attention)
+    ]
+    compare(found, other, 1e-10)
+    after = {name: each.clone() for name, each in tensors.items()}
+    for name in set(after) - set(_STATES):
+        after[name][90:131] = float("nan")
+    wrong = differentiated(
+        lambda parts: run_attention(parts, lengths, resets), leaves(after, torch.float64)
+    )
+    for name in set(after) - set(_STATES):
+        for rows in (slice(0, 90), slice(131, None)):
+            assert torch.equal(wrong[1][name][rows], found[1][name][rows]), name
 
 
 def test_equal_keys() -> None:

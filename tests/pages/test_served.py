@@ -48,7 +48,7 @@ def _models() -> dict[str, Any]:
     column = labels["regress"]
     models["quantile"] = rl.fit(_WALKS, column, task="regress", **quantiles, **_SMALL)
     models["backwards"] = rl.fit(_WALKS, labels["classify"], bidirectional=True, **_SMALL)
-    models["tag"] = rl.fit(_TEXTS, [["x", "y", "z"]] * 8, task="tag", **_SMALL)
+    models["tag"] = rl.fit(_TEXTS, [["x", "y", "z"]] * 8, task="tag", bidirectional=False, **_SMALL)
     models["language"] = rl.fit([" ".join(text) for text in _TEXTS], task="language", **_SMALL)
     models["module"] = _module()
     return models

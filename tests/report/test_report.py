@@ -244,3 +244,6 @@ def test_an_option_of_a_command_is_one_piece() -> None:
     # What is copied is the command.
     assert unescape(re.sub("<[^>]*>", "", code)) == f"{line}\n  two"
     assert ".option { white-space: nowrap; }" in html
+    notes = ("try --dropout 0.3",)
+    html = Page("kind", "name", "sentence", (), [part], "footer", "1", notes).html().decode()
+    assert '<p class="note">try <span class="option">--dropout</span> 0.3</p>' in html

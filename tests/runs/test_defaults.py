@@ -60,6 +60,25 @@ def test_the_length_of_a_training(count: int, options: dict[str, Any], steps: in
     )
 
 
+def test_tags_are_read_in_both_directions_by_default(tmp_path: Path, capsys: Capsys) -> None:
+    """Unless chunks are read, or one direction is chosen; the run has it, as its config file."""
+    data = tmp_path / "tags.jsonl"
+    row = '{"words": ["a", "b"], "tags": ["x", "y"]}\n'
+    data.write_text(row * 8)
+    train = ["train", str(data), "--sequence-column", "words", "--label-column", "tags", *FAST]
+    line = "directions: 2, because tags may depend on what follows; --no-bidirectional for live"
+    for more, directions in (([], 2), (["--no-bidirectional"], 1), (["--bptt-steps", "1"], 1)):
+        out = tmp_path / f"run{len(more)}"
+        assert (line in prints([*train, *more, "--output", str(out)], capsys)) == (directions == 2)
+        assert rl.load(out).model.config.bidirectional == (directions == 2)
+        again = ["train", "--config", str(out / "run.toml"), "--output", str(out), "--overwrite"]
+        assert line not in prints(again, capsys)
+        assert rl.load(out).model.config.bidirectional == (directions == 2)
+        shown = prints([*train, *more, "--task", "tag", "--show-config"], capsys)
+        assert f"\nbidirectional = {str(directions == 2).lower()} " in shown
+    assert not Settings("tag").bidirectional
+
+
 def test_a_run_states_the_length_and_repeats_it(tmp_path: Path, capsys: Capsys) -> None:
     data, run = _texts(tmp_path / "names.csv", ["a b", "a b c d e f"] * 12), tmp_path / "run"
     quick = ["--hidden-size", "3", "--threads", "1"]

@@ -111,7 +111,9 @@ def test_probabilities_do_not_depend_on_their_position(task: str) -> None:
 
 
 def test_tags() -> None:
-    run = fit(SERIES, TAGS, task="tag")
+    with pytest.raises(DispatchError, match=r"reads sequences from the end\. .*--no-bidirectional"):
+        Engine(fit(SERIES, TAGS, task="tag"), max_streams=20)
+    run = fit(SERIES, TAGS, task="tag", bidirectional=False)
     engine, wanted = Engine(run, max_streams=20), run.predict(SERIES, probabilities=True)
     for place, rows in enumerate(served(engine, SERIES)):
         columns = engine.columns(rows, probabilities=True)

@@ -222,7 +222,7 @@ def test_tasks(task: Any) -> None:
         "multilabel": [["a", "b"], ["a"]] * 6,
     }.get(task)
     data: Any = ["a b a", "b b"] * 6 if task == "language" else walks
-    run = rl.fit(data, labels, task=task, **_SMALL)
+    run = rl.fit(data, labels, task=task, bidirectional=False, **_SMALL)
     one: Any = data[1]
     with (
         TestClient(_app({"run": run}, max_streams=2)) as client,

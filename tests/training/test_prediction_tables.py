@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -158,6 +159,9 @@ def test_the_report_draws_forecasts_and_the_truth(options: dict[str, Any], tmp_p
     for shop in range(3):
         assert f"Forecast of the last 3 elements of {shop}." in page
     assert "of 3." not in page
+    truth = "On the validation part, from the elements before; the line is the truth."
+    section = page.partition('<section id="forecasts"')[2].partition("</section>")[0]
+    assert re.findall("<figcaption>(.*)</figcaption>", section) == [f"0. {truth}", "1", "2"]
     # One element ahead is a part of the scores, and binary vectors have no curve.
     rl.fit([[0.0, 1.0] * 9] * 3, task="forecast", output=tmp_path / "rolls", **_QUICK)
     assert "Forecast of" not in (tmp_path / "rolls/report.html").read_text()

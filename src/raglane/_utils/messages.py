@@ -116,6 +116,8 @@ def argument(name: str, value: Any = None, of: str | None = None) -> str:
     """
     if name in errors.flags:
         flag = errors.flags[name]
+        if value is False:
+            return f"--no-{flag.removeprefix('--')}"
         return flag if value is None or value is True else f"{flag} {value}"
     if of is not None:
         return f"{of}({name}={'...' if value is None else repr(value)})"

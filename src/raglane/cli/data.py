@@ -15,7 +15,7 @@ from raglane.cli.models import log_skipped
 from raglane.cli.options import argument, option
 from raglane.errors import ArgumentError
 from raglane.runs.sources import SequenceSource, check_default
-from raglane.training.settings import Settings
+from raglane.training.settings import Settings, task_defaults
 
 # The options that the help pages list; --help-all lists all.
 _COMMON = (
@@ -164,7 +164,7 @@ def inspect(
 
     # The cell grud requires this setting.
     filled: dict[str, Any] = {"missing": "elapsed"} if choices.get("cell") == "grud" else {}
-    settings = Settings(**choices, **filled)
+    settings = Settings(**task_defaults(choices), **filled)
     check_whole("processes", processes, 1, "pass the number of processes")
     json_path = None if console.is_stdout(json) else json
     source = SequenceSource(data, format).chosen(columns)

@@ -18,7 +18,7 @@ from raglane.errors import ArgumentError
 from raglane.runs.configuration import as_toml, entries, key_of, other_entries
 from raglane.runs.sources import SavedSource, SequenceSource, Sources, check_default
 from raglane.training.own_cell import label_of, named_choice
-from raglane.training.settings import PLANNED, Settings, left_to_plan, without_task
+from raglane.training.settings import PLANNED, Settings, left_to_plan, task_defaults, without_task
 
 if TYPE_CHECKING:
     from raglane.data.dataset import Dataset
@@ -233,7 +233,7 @@ def _check_parts(validation: Path | None, test: Path | None, origins: options.Or
 def settings_of(choices: options.Given, data: Path | None) -> Settings:
     """Return the settings of options, without batches that the planner will choose."""
     chosen = left_to_plan(choices)[0]
-    return Settings(**chosen) if data is None else without_task(chosen)
+    return Settings(**task_defaults(chosen)) if data is None else without_task(chosen)
 
 
 def _print_config(

@@ -265,8 +265,21 @@ def forecast_svg(drawn: Forecasted) -> bytes:
     axes.set_xlabel("steps after the last element that was read")
     axes.set_ylabel(printable(drawn.label), parse_math=False)
     axes.locator_params(axis="x", integer=True)
-    axes.legend(frameon=False, fontsize=9, labelcolor=DARK.ink)
+    _legend_above(axes)
     return svg(figure)
+
+
+def _legend_above(axes: Axes) -> None:
+    """Add a legend above the axes of a picture whose lines fill them."""
+    axes.legend(
+        frameon=False,
+        fontsize=9,
+        labelcolor=DARK.ink,
+        ncols=3,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        borderpad=0,
+    )
 
 
 def lengths_svg(lengths_of: Mapping[str, Sequence[int]]) -> bytes:
@@ -289,7 +302,7 @@ def lengths_svg(lengths_of: Mapping[str, Sequence[int]]) -> bytes:
     axes.set_yscale("symlog", linthresh=10)
     axes.set(xlabel="steps of a sequence", ylabel="sequences")
     axes.yaxis.set_major_formatter(lambda count, _: f"{count:,.0f}")
-    axes.legend(frameon=False, fontsize=9, labelcolor=DARK.ink)
+    _legend_above(axes)
     return svg(figure)
 
 

@@ -60,11 +60,15 @@ def forecast_pictures(saved: SavedModel, records: Dataset, device: Any, on: str)
             low, high = (ahead[f"q{share:g}"] for share in ends)
             drawn = replace(drawn, low=low, high=high, shares=ends)
         words = f"Forecast of the last {count_of(horizon, 'element')} of {_name(whole, row)}."
-        caption = (
-            "" if blocks else f"On the {on} part, from the elements before; the line is the truth."
-        )
-        blocks.append(picture(forecast_svg(drawn), f"f{row}", words, caption))
+        blocks.append(picture(forecast_svg(drawn), f"f{row}", words, _caption(whole, row, on)))
     return blocks
+
+
+def _caption(records: Any, row: int, on: str) -> str:
+    """Return the name of one of several series, and with the first the part with its truth."""
+    name = _name(records, row) if len(records) > 1 else ""
+    read = f"On the {on} part, from the elements before; the line is the truth."
+    return ". ".join(filter(None, [name, "" if row else read]))
 
 
 def _name(records: Any, row: int) -> str:

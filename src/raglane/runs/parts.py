@@ -175,7 +175,7 @@ def _held_out(data: Dataset, settings: Settings) -> tuple[Dataset, Dataset | Non
         if len(data) > 1:
             rule = f"the ends of {len(validation):,} sequences, {percent} of their elements"
     if not data.is_in_memory:
-        rule += "; vocabulary and scale are of all sequences, also the held-out ones"
+        rule += "; vocabulary and scale are those stored in the folder, of all its sequences"
     return training, validation, rule
 
 

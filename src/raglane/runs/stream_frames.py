@@ -209,6 +209,10 @@ def _prepare_run(saved: SavedModel, dtype: torch.dtype | None) -> Prepared:
     if saved.task == "transcribe":
         rule = "a run of a task other than transcribe, whose predictions are of whole sequences"
         raise DispatchError("model", "a run of the task transcribe", rule, "call run.predict")
+    if saved.model.config.bidirectional:
+        got = "a run in both directions, which reads sequences from the end"
+        fix = "train with bidirectional=False (--no-bidirectional), or call run.predict"
+        raise DispatchError("model", got, "a run in one direction", fix)
     if preprocess.features:
         got = (
             f"a run with the features {quote_all(encoder.name for encoder in preprocess.features)}"

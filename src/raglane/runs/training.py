@@ -35,7 +35,7 @@ from raglane.training.job import RunDescription, TrainingResult, load_descriptio
 from raglane.training.machine import plan_batches
 from raglane.training.own_cell import check_named, is_own
 from raglane.training.run import check_settings, run_job
-from raglane.training.settings import Settings, left_to_plan, without_task
+from raglane.training.settings import Settings, left_to_plan, task_defaults, without_task
 from raglane.training.state import TrainingState, load_state
 from raglane.training.tasks import CLASSES, settle
 
@@ -245,13 +245,22 @@ def _opened(
     loss.
     """
     if "task" in chosen or source.is_default:
-        settings = Settings(**chosen)
+        settings = _settings(chosen, log)
         check_default(source, settings)
         _check(settings)
         return settings, source.open(settings.task)
     _check(without_task(chosen))
     records, task = guessed(source, chosen.get("loss"), log)
-    return Settings(**{**chosen, "task": task}), records
+    return _settings({**chosen, "task": task}, log), records
+
+
+def _settings(chosen: Mapping[str, Any], log: Log) -> Settings:
+    """Return the settings of a new run, whose defaults are those of its task."""
+    settings = Settings(**task_defaults(chosen))
+    if settings.bidirectional and "bidirectional" not in chosen:
+        forwards = argument("bidirectional", False)
+        log(f"directions: 2, because tags may depend on what follows; {forwards} for live streams")
+    return settings
 
 
 def guessed(source: SequenceSource, loss: str | None, log: Log) -> tuple[Dataset, str]:

@@ -91,7 +91,9 @@ class ModelSettings:
     )
     hidden_size: int = option(64, "Hidden units of each layer and direction.", MODEL, *_COUNT)
     num_layers: int = option(1, "Number of stacked recurrent layers.", MODEL, *_COUNT)
-    bidirectional: bool = option(False, "Run in both directions.", MODEL)
+    bidirectional: bool = option(
+        False, "Run in both directions; to tag, unless --bptt-steps is passed, the default.", MODEL
+    )
     layer_norm: bool = option(
         False, f"Normalise inside the recurrence ({' and '.join(NORMALISED_LAYERS)}).", MODEL
     )
@@ -488,6 +490,15 @@ class Settings(ModelSettings):
         return build(cls, config, "settings")
 
 
+def task_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the choices with the defaults of their task: to tag, both directions, unless chunks of
+    sequences are read.
+    """
+    if chosen.get("task") != "tag" or chosen.get("bptt_steps") is not None:
+        return dict(chosen)
+    return {"bidirectional": True, **chosen}
+
+
 def without_task(chosen: Mapping[str, Any]) -> Settings:
     """Return the settings for the first task that allows them, while the task is not known; raise
     if none does.
@@ -495,7 +506,7 @@ def without_task(chosen: Mapping[str, Any]) -> Settings:
     refused: list[ArgumentError] = []
     for task in [chosen["task"]] if "task" in chosen else TASKS:
         try:
-            return Settings(**{**chosen, "task": task})
+            return Settings(**task_defaults({**chosen, "task": task}))
         except ArgumentError as error:
             refused.append(error)
     raise refused[0]

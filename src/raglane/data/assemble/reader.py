@@ -11,7 +11,7 @@ from raglane.data.prepare.missing import how_to_fill
 from raglane.data.records import as_float32, place_of
 from raglane.data.sources.files import data_error
 from raglane.data.typed.arrays import Entries, Integers, Values
-from raglane.data.typed.arrow import arrow_types, as_texts, is_label
+from raglane.data.typed.arrow import arrow_types, as_numpy, as_texts, is_label
 from raglane.errors import DataError
 
 
@@ -98,7 +98,7 @@ def words_of(reader: Reader, column: Any, name: str, offsets: Integers | None = 
             "a null", first_null(texts), name, "values that are not null", "fill it", offsets
         )
     try:
-        words: Entries = texts.to_numpy().astype(object)
+        words: Entries = as_numpy(texts)
     except (UnicodeDecodeError, require("pyarrow", "data").ArrowException) as error:
         raise not_utf8(reader, texts, name, offsets) from error
     return words

@@ -14,7 +14,15 @@ from raglane.data.records import offsets_of, place_of
 from raglane.data.roles.rules import takes_tokens
 from raglane.data.splitting import split_texts
 from raglane.data.typed.arrays import Array, Entries, Integers, Values
-from raglane.data.typed.arrow import arrow_types, as_texts, explode, is_list, is_sequence, is_text
+from raglane.data.typed.arrow import (
+    arrow_types,
+    as_numpy,
+    as_texts,
+    explode,
+    is_list,
+    is_sequence,
+    is_text,
+)
 
 # Sets of numbers are those of MIDI, such as the pitches of a chord. A fixed size gives all files
 # the same channels.
@@ -106,7 +114,7 @@ def _split_texts(
         return tokens, offsets_of(counts)
     try:
         lengths, elements = explode(compute.utf8_split_whitespace(texts))
-        words = elements.to_numpy().astype(object)
+        words = as_numpy(elements)
     except (UnicodeDecodeError, arrow.ArrowException) as error:
         raise not_utf8(reader, texts, name, None) from error
     # Arrow makes an empty token of white space at an end.

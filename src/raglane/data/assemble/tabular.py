@@ -141,9 +141,7 @@ def whole_rows(
     arrow = require("pyarrow", "data")
     rows = range(first, first + len(next(iter(entries.values()))))
     check_rows(path, entries, rows)
-    table: dict[str, Any] = {
-        name: arrow.array(entries[name].words().tolist(), "string") for name in roles.names
-    }
+    table: dict[str, Any] = {name: entries[name].texts() for name in roles.names}
     static = [name for name in roles.static if name not in (columns.categorical or ())]
     words = [name for name in static if is_word(Facts(entries), name, columns)]
     numeric = {

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raglane._utils.messages import quote, require
+from raglane._utils.messages import count_of, quote, require
 from raglane.data.columns import option
 from raglane.data.roles.rules import Refusal
 from raglane.data.typed import dates, decimals
@@ -92,6 +92,8 @@ def in_words(step: Any) -> str:
     """Return the length of a step between times for a note."""
     if not isinstance(step, np.timedelta64):
         return f"{step:g}"
+    if np.datetime_data(step.dtype)[0] == "M":
+        return count_of(int(step.astype(np.int64)), "month")
     seconds = step / np.timedelta64(1, "s")
     for name, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds % length == 0:

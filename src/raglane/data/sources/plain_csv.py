@@ -25,8 +25,8 @@ from raglane.data.sources.files import BYTES, opened
 from raglane.data.typed.column import Column, NumberColumn, Typed, numbers_in
 from raglane.data.typed.dates import is_date
 
-# Smaller files are read in a moment by pandas.
-LEAST = 1 << 20
+# Smaller files are read by pandas: its import takes a quarter of a second, so not larger ones.
+LEAST = 1 << 14
 # The bytes whose lines decide which columns are numbers.
 _LOOK = 1 << 16
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,24 @@ _is_bytes = re.compile(r"(dictionary<values=)?(large_|fixed_size_)?binary(_view)
 def arrow_types() -> Any:
     """Return the module ``pyarrow.types``."""
     return require("pyarrow.types", "data")
+
+
+# Rows whose conversion takes longer than to import pandas.
+_MANY = 1 << 18
+
+
+def as_numpy(values: Any) -> Array:
+    """Return an Arrow array as one of NumPy, texts as objects.
+
+    Arrow's ``to_numpy`` imports pandas, which takes a quarter of a second.
+    """
+    if values.null_count or len(values) > _MANY or "pandas" in sys.modules:
+        return np.asarray(values.to_numpy(zero_copy_only=False))
+    if is_text(values.type):
+        texts = np.empty(len(values), dtype=object)
+        texts[:] = values.to_pylist()
+        return texts
+    return np.from_dlpack(getattr(values, "combine_chunks", lambda: values)())
 
 
 def is_list(kind: Any) -> bool:
@@ -91,7 +110,7 @@ def explode(column: Any) -> tuple[Integers, Any]:
     """
     arrow = require("pyarrow", "data")
     compute = require("pyarrow.compute", "data")
-    lengths = compute.list_value_length(column).to_numpy().astype(np.int64)
+    lengths = as_numpy(compute.list_value_length(column)).astype(np.int64)
     return lengths, arrow.chunked_array(
         [chunk.flatten() for chunk in column.chunks], type=column.type.value_type
     )

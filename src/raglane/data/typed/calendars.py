@@ -72,17 +72,20 @@ def _by_step(times: npt.NDArray[Any], count: int) -> list[Any]:
 
 
 def _by_month(days: _Dates, count: int) -> _Dates | None:
-    """Return days that are a number of months apart; None if those of the series are not."""
+    """Return days that are a number of months apart, as at least half of the series are; None if
+    they are not on one day of the month.
+    """
     months = days.astype("datetime64[M]")
-    steps = np.unique(np.diff(months).astype(np.int64))
-    if len(steps) != 1 or steps[0] < 1:
+    steps, counts = np.unique(np.diff(months).astype(np.int64), return_counts=True)
+    most = int(counts.argmax())
+    if steps[0] < 1 or 2 * counts[most] < len(months) - 1:
         return None
     numbers = (days - months.astype("datetime64[D]")).astype(np.int64) + 1
     lasts = _lengths_of(months)
     day = 31 if (numbers == lasts).all() else int(numbers.max())
     if (numbers != np.minimum(day, lasts)).any():
         return None
-    after = months[-1] + int(steps[0]) * np.arange(1, count + 1)
+    after = months[-1] + int(steps[most]) * np.arange(1, count + 1)
     added = np.minimum(day, _lengths_of(after)) - 1
     result: _Dates = after.astype("datetime64[D]") + added
     return result

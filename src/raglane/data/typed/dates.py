@@ -163,9 +163,20 @@ def _present(entries: Entries) -> list[str]:
 def gaps_in(times: Array, offsets: Integers) -> tuple[int, int, Any] | None:
     """Return the number of gaps in regular series, the row after the first, and the usual step.
 
-    A series is regular if at least nine of ten steps are of one length. None without a gap.
+    A series is regular if at least nine of ten steps are of one length, or of one number of months.
+    None without a gap.
     """
-    steps = np.diff(times)
+    gaps = _gaps_between(np.diff(times), offsets)
+    if gaps is not None or times.dtype.kind != "M":
+        return gaps
+    months = np.diff(times.astype("datetime64[M]"))
+    # Several days of one month have no step.
+    has_days = (np.delete(months, offsets[1:-1] - 1).astype(np.int64) < 1).any()
+    return None if has_days else _gaps_between(months, offsets)
+
+
+def _gaps_between(steps: Array, offsets: Integers) -> tuple[int, int, Any] | None:
+    """Return the number of longer steps than the usual one, as :func:`gaps_in`."""
     inside = np.ones(len(steps), dtype=np.bool_)
     inside[offsets[1:-1] - 1] = False
     lengths = steps[inside]

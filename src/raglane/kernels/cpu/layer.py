@@ -385,7 +385,7 @@ class Layer(ABC):
         if (
             self.checkpoint_every
             or self.dtype is not torch.bfloat16
-            or "avx512bf16" not in kernels.isas
+            or not {"avx512bf16", "amx"}.intersection(kernels.isas)
         ):
             return True
         products = self.weights_of(tensors, 0)[:2]

@@ -16,8 +16,8 @@ from raglane.kernels import dispatch
 from raglane.kernels.cpu.layer import offsets_of_steps
 from raglane.kernels.cpu.steps import can_step, has_bits_of_sequences
 from raglane.nn.mixers.plain import has_hooks
-from raglane.nn.mixers.step_table import NotRecordedError, StepTable
-from raglane.nn.mixers.ways import STEPS, Way, Whole
+from raglane.nn.mixers.step_table import forget, step_block
+from raglane.nn.mixers.ways import STEPS, Way, Whole, wide
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.stack import Options
 
@@ -105,12 +105,11 @@ class RecurrentBlock(nn.Module):
         """Run one step by one call of the kernels, with the bits of whole sequences; None if that is
         not possible.
         """
-        table = StepTable(x, states)
-        try:
-            output, _ = self._added(table.input(), states, table)
-        except NotRecordedError:
-            return None
-        return table.run(output)
+        return step_block(self, x, states)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        forget(self)
+        super().__setattr__(name, value)
 
 
 class BlockLayer(Recurrent):
@@ -225,6 +224,11 @@ def check_eps(eps: float) -> float:
 def convolution(channels: int, size: int, bias: bool, placed: Placed) -> nn.Conv1d:
     """Return the parameters of a convolution of each channel, with torch's names."""
     return nn.Conv1d(channels, channels, size, groups=channels, bias=bias, **placed)
+
+
+def decay_rates(logarithms: Tensor) -> Tensor:
+    """Return the factors of step sizes that give the logarithms of decays."""
+    return -wide(logarithms).exp()
 
 
 def draw_step_bias(bias: Tensor, least: float = 1e-3, most: float = 0.1) -> None:

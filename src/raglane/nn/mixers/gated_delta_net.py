@@ -18,6 +18,7 @@ from raglane.nn.mixers.block import (
     check_divides,
     check_eps,
     convolution,
+    decay_rates,
     head_size,
 )
 from raglane.nn.mixers.ways import AttentionArguments, Way, wide
@@ -100,7 +101,7 @@ class GatedDeltaNetBlock(RecurrentBlock):
             q,
             k,
             v.unflatten(1, (self.A_log.shape[0], -1)),
-            way.scaled(steps, -wide(self.A_log).exp()),
+            way.scaled(steps, way.derived(decay_rates, self.A_log)),
             way.sigmoid(wide(way.linear(self.in_proj_b, x))),
             scale=q.shape[2] ** -0.5,
             delta=True,

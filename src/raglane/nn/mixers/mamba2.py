@@ -18,6 +18,7 @@ from raglane.nn.mixers.block import (
     check_divides,
     check_eps,
     convolution,
+    decay_rates,
     draw_step_bias,
     head_size,
 )
@@ -84,11 +85,11 @@ class Mamba2Block(RecurrentBlock):
             of_c.unflatten(1, (self.groups, -1)),
             of_b.unflatten(1, (self.groups, -1)),
             v,
-            way.scaled(steps, -wide(self.A_log).exp()),
+            way.scaled(steps, way.derived(decay_rates, self.A_log)),
             steps,
         )
         y, after = way.attend(parts, states[1:])
-        skipped = way.scaled(inner, self.D.repeat_interleave(v.shape[2]))
+        skipped = way.scaled(inner, way.derived(torch.repeat_interleave, self.D, v.shape[2]))
         y = (y.flatten(1) + skipped) * way.silu(gate)
         y = way.normed(y.unflatten(1, (self.groups, -1)), self.norm.weight, self.eps)
         return way.linear(self.out_proj, y.flatten(1)), (before, *after)

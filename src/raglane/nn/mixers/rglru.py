@@ -24,6 +24,12 @@ from raglane.nn.mixers.ways import Decay, Way, wide
 _RATE = 8.0  # the constant c of the paper
 
 
+def _rates(parameter: Tensor) -> Tensor:
+    """Return minus the logarithms of the decays of open gates."""
+    numbers = wide(parameter)
+    return _RATE * torch.logaddexp(numbers, numbers.new_zeros(()))
+
+
 class _Gates(nn.Module):
     """The parameters of the recurrence, with the names of transformers."""
 
@@ -53,8 +59,8 @@ class _Gates(nn.Module):
         """Return a gate of rows ``(R, width)``."""
         weight: Tensor = getattr(self, f"{name}_gate_weight")
         bias: Tensor = getattr(self, f"{name}_gate_bias")
-        arguments = way.product(values, weight.transpose(1, 2))
-        return way.sigmoid(way.shifted(arguments, bias.flatten()))
+        arguments = way.product(values, weight, is_turned=True)
+        return way.sigmoid(way.shifted(arguments, way.derived(torch.flatten, bias)))
 
 
 class RGLRUBlock(RecurrentBlock):
@@ -97,7 +103,7 @@ class RGLRUBlock(RecurrentBlock):
             self.rg_lru.gate("recurrent", inner, way),
             self.rg_lru.gate("input", inner, way),
             inner,
-            _RATE * way.softplus(wide(self.rg_lru.recurrent_param)),
+            way.derived(_rates, self.rg_lru.recurrent_param),
         )
         h, after = way.decay(parts, (states[1], states[2]))
         return way.linear(self.linear_out, h * gate), (before, *after)

@@ -1,20 +1,23 @@
 """One step of a block as one call of the kernels: the block runs on columns of a table, each of its
 operations is recorded, and the kernels run the list.
 
-``csrc/abi/recurrences.h`` has the operations.
+``csrc/abi/recurrences.h`` has the operations. A list has places of parameters in the block and no
+parameter, so that it is right for any numbers in them; what else it depends on is a
+:class:`_Survey`, which each step compares.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from raglane.kernels.cpu.steps import BLOCK_WORDS, run_block
-from raglane.nn.mixers.plain import are_products
-from raglane.nn.mixers.row_functions import softplus
+from raglane.nn.mixers.plain import are_products, has_hooks
 from raglane.nn.mixers.ways import AttentionArguments, Decay, Scan, Way, least_step
 
 # In the order of raglane_row_kind and raglane_row_function.
@@ -26,6 +29,93 @@ _FUNCTION = {name: number for number, name in enumerate(_FUNCTIONS)}
 
 class NotRecordedError(Exception):
     """A block does more than the operations of the kernels."""
+
+
+class _Derived(NamedTuple):
+    """A function of parameters, which are places in a survey, and of constants."""
+
+    function: Callable[..., Tensor]
+    places: tuple[int, ...]
+    constants: tuple[Any, ...]
+
+    def of(self, tensors: list[Any]) -> Tensor:
+        """Return the numbers for the parameters of today."""
+        return self.function(*[tensors[place] for place in self.places], *self.constants)
+
+
+class _Survey:
+    """The parameters of a block, and all that its list of operations depends on."""
+
+    __slots__ = ("facts", "linears", "tensors")
+
+    def __init__(self, block: Any, x: Tensor) -> None:
+        self.tensors: list[Any] = []
+        self.linears: list[nn.Module] = []
+        norm = block.residual_norm
+        self.facts: list[Any] = [x.shape[1], x.dtype, norm and norm.eps, type(block).mix]
+        for module in (block, *block._modules.values()):
+            kind = type(module)
+            self.facts.append(kind)
+            if kind is nn.Linear:
+                self.linears.append(module)
+            for name, parameter in module._parameters.items() if module is not None else ():
+                self.tensors.append(parameter)
+                self.facts += (name, None if parameter is None else parameter.shape)
+
+
+class Recording(NamedTuple):
+    """The operations of a step, without tensors."""
+
+    code: list[int]
+    limits: list[float]
+    sizes: list[int]
+    # The place of a parameter in a survey, or a function.
+    parts: list[int | _Derived]
+    facts: list[Any]
+
+    def run(
+        self, x: Tensor, states: tuple[Tensor, ...], tensors: list[Any]
+    ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+        """Run the operations; return the output and the states after the step, or None if the
+        kernels cannot read a tensor.
+        """
+        parts = [
+            tensors[part] if type(part) is int else part.of(tensors)  # type: ignore[union-attr]
+            for part in self.parts
+        ]
+        results = run_block(x.contiguous(), states, parts, self.code, self.limits, self.sizes)
+        return (results[0], tuple(results[1:])) if results else None
+
+
+_KEPT: WeakKeyDictionary[nn.Module, Recording] = WeakKeyDictionary()
+
+
+def forget(block: nn.Module) -> None:
+    """Forget the operations of a block, of which an attribute changes."""
+    _KEPT.pop(block, None)
+
+
+def step_block(
+    block: Any, x: Tensor, states: tuple[Tensor, ...]
+) -> tuple[Tensor, tuple[Tensor, ...]] | None:
+    """Run one step of a block by one call of the kernels; None if that is not possible.
+
+    The operations are recorded in the first step, and again after a change of the block. Numbers of
+    parameters are read in every step.
+    """
+    survey = _Survey(block, x)
+    recording = _KEPT.get(block)
+    if recording is None or recording.facts != survey.facts:
+        table = StepTable(x.dtype, x.shape[1], states, survey)
+        try:
+            output, _ = block._added(table.input(), states, table)
+        except NotRecordedError:
+            return None
+        recording = table.recording(output)
+        _KEPT[block] = recording
+    elif any(map(has_hooks, survey.linears)):
+        return None
+    return recording.run(x, states, survey.tensors)
 
 
 class TableColumns:
@@ -92,26 +182,48 @@ class TableColumns:
 class StepTable(Way):
     """The table of a step, and the operations on it."""
 
-    def __init__(self, x: Tensor, states: tuple[Tensor, ...]) -> None:
-        self.dtype = x.dtype
-        self._x = x.contiguous()
+    def __init__(
+        self, dtype: torch.dtype, width: int, states: tuple[Tensor, ...], survey: _Survey
+    ) -> None:
+        self.dtype = dtype
         self._states = states
-        self._width = x.shape[1]
+        self._width = width
+        self._survey = survey
         self._code: list[int] = []
         self._limits: list[float] = []
-        self._parts: list[Tensor] = []
+        self._parts: list[Any] = []
+        self._derived: list[tuple[Tensor, _Derived]] = []
 
     def input(self) -> Any:
         """Return the columns of the input."""
         return TableColumns(self, 0, (self._width,))
 
-    def run(self, output: Any) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-        """Run the operations; return the values of the columns and the states after the step, or None
-        if the kernels cannot read a tensor.
-        """
+    def recording(self, output: Any) -> Recording:
+        """Return the operations until the columns of the output."""
         sizes = [self._width, output.first, output.count]
-        results = run_block(self._x, self._states, self._parts, self._code, self._limits, sizes)
-        return (results[0], tuple(results[1:])) if results else None
+        return Recording(self._code, self._limits, sizes, self._parts, self._survey.facts)
+
+    def derived(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """See :class:`Way`."""
+        result = function(*arguments)
+        parameters = [each for each in arguments if isinstance(each, Tensor)]
+        places = tuple([self._place(parameter) for parameter in parameters])
+        self._derived.append((result, _Derived(function, places, arguments[len(places) :])))
+        return result
+
+    def _place(self, parameter: Tensor) -> int:
+        """Return the place of a parameter, which has only one."""
+        places = [i for i, each in enumerate(self._survey.tensors) if each is parameter]
+        if len(places) != 1:
+            raise NotRecordedError
+        return places[0]
+
+    def _part(self, tensor: Tensor) -> Any:
+        """Return where later steps find a weight."""
+        for result, part in self._derived:
+            if result is tensor:
+                return part
+        return self._place(tensor)
 
     def _add(
         self,
@@ -136,7 +248,7 @@ class StepTable(Way):
         indices = [-1 if parameter is None else len(self._parts) for parameter in (weight, bias)]
         if bias is not None and weight is not None:
             indices[1] += 1
-        self._parts += [parameter for parameter in (weight, bias) if parameter is not None]
+        self._parts += [self._part(each) for each in (weight, bias) if each is not None]
         index = -1
         if state is not None:
             index = next(i for i, each in enumerate(self._states) if each is state)
@@ -170,18 +282,14 @@ class StepTable(Way):
             "product", (values,), (rows,), heads=heads, weight=layer.weight, bias=layer.bias
         )
 
-    def product(self, values: Any, weight: Tensor) -> Any:
+    def product(self, values: Any, weight: Tensor, *, is_turned: bool = False) -> Any:
         """See :class:`Way`."""
-        weight = weight if weight.dim() == 3 else weight.unsqueeze(0)
-        groups, rows, depth = weight.shape
-        is_turned = not weight.is_contiguous()
+        groups = weight.shape[0] if weight.dim() == 3 else 1
+        rows, depth = reversed(weight.shape[-2:]) if is_turned else weight.shape[-2:]
+        heads = (groups, depth, 1)
+        option = int(is_turned)
         return self._add(
-            "product",
-            (values,),
-            (groups * rows,),
-            option=int(is_turned),
-            heads=(groups, depth, 1),
-            weight=weight.transpose(1, 2) if is_turned else weight,
+            "product", (values,), (groups * rows,), option=option, heads=heads, weight=weight
         )
 
     def convolve(self, values: Any, convolution: nn.Conv1d, state: Tensor) -> tuple[Any, Tensor]:
@@ -274,8 +382,6 @@ class StepTable(Way):
 
     def softplus(self, values: Any) -> Any:
         """See :class:`Way`."""
-        if isinstance(values, Tensor):
-            return softplus(values)
         return self.function("softplus", values)
 
     def log_sigmoid(self, values: Any) -> Any:

@@ -5,7 +5,8 @@ plain torch.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from raglane import segments
 from raglane._utils.tracing import records_operators
 from raglane.nn.mixers import row_functions
+from raglane.nn.mixers.plain import has_hooks
 from raglane.nn.recurrences.depthwise import convolve_channels, last_elements, step_channels
 from raglane.nn.recurrences.loops import attention_step, selective_step, step_sizes
 from raglane.nn.recurrences.recurrence_operator import attend, scan_selectively
@@ -78,9 +80,18 @@ class Way:
         """Call a linear module."""
         raise NotImplementedError
 
-    def product(self, values: Tensor, weight: Tensor) -> Tensor:
-        """Return ``values @ weight.T``; a weight ``(G, M, D)`` multiplies groups of columns."""
-        return row_functions.product(values, weight)
+    def product(self, values: Tensor, weight: Tensor, *, is_turned: bool = False) -> Tensor:
+        """Return ``values @ weight.T``; a weight ``(G, M, D)``, with ``is_turned`` ``(G, D, M)``,
+        multiplies groups of columns.
+        """
+        return row_functions.product(values, weight.transpose(-1, -2) if is_turned else weight)
+
+    def derived(self, function: Callable[..., Tensor], *arguments: Any) -> Tensor:
+        """Return a function of parameters of the block, which other arguments follow.
+
+        A step of a block reads the parameters themselves and such results, no other tensor.
+        """
+        return function(*arguments)
 
     def convolve(
         self, values: Tensor, convolution: nn.Conv1d, state: Tensor
@@ -269,7 +280,7 @@ class Whole(Way):
 
     def linear(self, module: nn.Module, values: Tensor) -> Tensor:
         """See :class:`Way`."""
-        if type(module) is nn.Linear:
+        if type(module) is nn.Linear and not has_hooks(module):
             is_short = values.shape[0] <= _FEW and not torch.is_grad_enabled()
             packed = packed_product(module) if is_short and not records_operators() else None
             if packed is None or not values.shape[0]:

@@ -1,0 +1,362 @@
+// Linear attention, backward by products of matrices, for decays of each head. A span is the steps from a border or a reset
+// to the next. With S the state before it, G the gradient of that after it, D[t, s] the product of the decays after step s
+// up to t, and rows q, k, v times its gain, and o, the gradients of outputs before the scale:
+//   W = D * (q k'), Z = D * (o v'), both lower triangular
+//   gradients of v times gain: W' o + D[last] k G;  of k: Z' q + D[last] v G';  of q: Z k + D[., first] o S'
+//   that of the decay of a step: the sums over what passes it, of the elements of W * (o v') and of products with S and G
+// All of these products are of numbers of the span, so that a decay of 0 is exact, and no decay is divided by.
+#pragma once
+
+#include "gemm/gemm.h"
+#include "recurrence/attention_backward.h"
+
+namespace raglane::RAGLANE_TARGET {
+
+// A matrix whose numbers are broadcast: that of row r and depth k is data[r * row + k * step].
+template <class A> struct Broadcast {
+  const A* data;
+  int64_t row, step;
+};
+// The part of the depth that a tile of rows reads, of a triangular matrix.
+enum class Reach { all, from_row, to_row };
+
+inline constexpr int rows_at_once = 4;
+
+// Rows of `to` += those of a times b, whose rows are vectors. `fresh`: from zeros in place of `to`, otherwise from `to` times
+// `factor`.
+template <int N, class A>
+RAGLANE_INLINE void multiply_rows(A* to, int64_t stride, bool fresh, A factor, const Broadcast<A>& a, const A* b, int64_t b_stride,
+                                  int64_t begin, int64_t end) {
+  using V = Vec<A>;
+  constexpr int width = Lanes<A>::width;
+  V sums[rows_at_once][N];
+#pragma GCC unroll 4
+  for (int r = 0; r < rows_at_once; r++)
+    RAGLANE_EACH sums[r][i] = fresh ? V{} : factor * load(to + r * stride + i * width);
+  for (int64_t k = begin; k < end; k++) {
+    V row[N];
+    RAGLANE_EACH row[i] = load(b + k * b_stride + i * width);
+#pragma GCC unroll 4
+    for (int r = 0; r < rows_at_once; r++) {
+      const V x = splat_at(a.data + r * a.row + k * a.step);
+      RAGLANE_EACH sums[r][i] = fma(x, row[i], sums[r][i]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < rows_at_once; r++)
+    RAGLANE_EACH store(to + r * stride + i * width, sums[r][i]);
+}
+
+// The same for many rows, up to whole tiles, and vectors.
+template <class A>
+void multiply_all(A* to, int64_t stride, bool fresh, A factor, Broadcast<A> a, const A* b, int64_t b_stride, int64_t rows,
+                  int64_t columns, int64_t depth, Reach reach = Reach::all) {
+  constexpr int width = Lanes<A>::width, most = registers == 32 ? 4 : 2;
+  for (int64_t column = 0; column < columns;) {
+    const int64_t vectors = (columns - column + width - 1) / width;
+    const int N = vectors >= most ? most : vectors >= 2 ? 2 : 1;
+    for (int64_t row = 0; row < rows; row += rows_at_once) {
+      const Broadcast<A> tile{a.data + row * a.row, a.row, a.step};
+      const int64_t begin = reach == Reach::from_row ? row : 0;
+      const int64_t end = reach == Reach::to_row && row + rows_at_once < depth ? row + rows_at_once : depth;
+      A* place = to + row * stride + column;
+      if (N == 4) multiply_rows<most>(place, stride, fresh, factor, tile, b + column, b_stride, begin, end);
+      else if (N == 2) multiply_rows<2>(place, stride, fresh, factor, tile, b + column, b_stride, begin, end);
+      else multiply_rows<1>(place, stride, fresh, factor, tile, b + column, b_stride, begin, end);
+    }
+    column += N * width;
+  }
+}
+
+// Transpose rows of whole vectors, as many as whole vectors have.
+template <class A>
+void transpose_all(A* to, int64_t to_stride, const A* from, int64_t from_stride, int64_t rows, int64_t columns) {
+  constexpr int width = Lanes<A>::width;
+  for (int64_t row = 0; row < rows; row += width)
+    for (int64_t column = 0; column < columns; column += width) {
+      Vec<A> square[width];
+#pragma GCC unroll 16
+      for (int i = 0; i < width; i++) square[i] = load(from + (row + i) * from_stride + column);
+      transpose<A>(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < width; i++) store(to + (column + i) * to_stride + row, square[i]);
+    }
+}
+
+template <class S> class AttentionBackward<S>::Products : Task {
+  using Task::b_, Task::begin_, Task::c_, Task::count_, Task::end_block_, Task::end_head_, Task::factors_, Task::first_;
+  using Task::first_block_, Task::first_head_, Task::l_, Task::length_, Task::part_of, Task::split_, Task::take;
+
+ public:
+  Products(const AttentionBackward& loops, int64_t number, A* scratch) : Task(loops, number, scratch), keys_(loops.padded_) {
+    const int64_t end = end_block_ * columns < c_.value_size ? end_block_ * columns : c_.value_size;
+    first_column_ = first_block_ * columns, values_ = end - first_column_;
+    has_normaliser_ = c_.log_gain && split_ == 0;
+    width_ = values_ + has_normaliser_, columns_ = whole(width_);
+    q_ = take(border * keys_), k_ = take(border * keys_), grad_q_ = take(border * keys_), grad_k_ = take(border * keys_);
+    k_columns_ = take(border * keys_), read_ = take(border * keys_);
+    raw_ = take(border * columns_), v_ = take(border * columns_), o_ = take(border * columns_), grad_v_ = take(border * columns_);
+    v_columns_ = take(border * columns_);
+    decays_ = take(border * border), weights_ = take(border * border), scores_ = take(border * border), errors_ = take(border * border);
+    state_ = take(columns_ * keys_), after_columns_ = take(columns_ * keys_);
+    afters_ = take((end_head_ - first_head_) * columns_ * keys_);
+  }
+  static int64_t numbers(const AttentionBackward& l) {
+    const int64_t values = whole(l.most_blocks() * columns + 1);
+    return border * (6 * l.padded_ + 5 * values + 4 * border) + values * l.padded_ * (2 + l.most_heads());
+  }
+
+  void run() {
+    each_head([&](int64_t head, A* after) { read(after, head, c_.grad_final, c_.grad_final_normaliser); });
+    has_after_ = c_.grad_final || c_.grad_final_normaliser;
+    for (int64_t end = length_; end > 0; end = first_ - begin_) {
+      const int64_t least = (end - 1) / border * border;
+      int64_t from = end - 1;
+      while (from > least && !l_.resets(begin_ + from)) from--;
+      first_ = begin_ + from, count_ = (int)(end - from);
+      run_span(from);
+    }
+    each_head([&](int64_t head, const A* after) { write(after, head); });
+  }
+
+ private:
+  const int64_t keys_;  // numbers of a row of keys in scratch
+  int64_t first_column_, values_, width_, columns_;  // the columns of v of this split; with a normaliser; in whole vectors
+  bool has_normaliser_, has_after_, has_state_ = false, is_reset_ = false;
+  // Rows of keys and of columns of v, and their transposes; numbers of two steps; states, (columns, keys) but afters_.
+  A *q_, *k_, *grad_q_, *grad_k_, *k_columns_, *read_, *raw_, *v_, *o_, *grad_v_, *v_columns_;
+  A *decays_, *weights_, *scores_, *errors_, *state_, *after_columns_, *afters_;
+  A passed_[border], from_state_[border], from_after_[border];
+
+  static int64_t whole(int64_t columns) { return (whole_vectors<A>(columns) + rows_at_once - 1) / rows_at_once * rows_at_once; }
+  template <class Visit> void each_head(Visit&& visit) const {
+    for (int64_t head = first_head_; head < end_head_; head++) visit(head, afters_ + (head - first_head_) * columns_ * keys_);
+  }
+  // Rows of scratch with numbers that count.
+  int64_t rows() const { return whole(count_); }
+
+  // The gradient of a state (keys, columns), the normaliser after the columns of v.
+  void read(A* to, int64_t head, const void* states, const void* normalisers) const {
+    const int64_t at = b_ * c_.heads + head;
+    memset((void*)to, 0, columns_ * keys_ * sizeof(A));
+    read(to, states ? (const A*)states + at * l_.state_size() : nullptr,
+         normalisers ? (const A*)normalisers + at * c_.key_size : nullptr);
+  }
+  void read(A* to, const A* state, const A* normaliser) const {
+    for (int64_t key = 0; key < c_.key_size; key++) {
+      if (state) memcpy((void*)(to + key * columns_), state + key * c_.value_size + first_column_, values_ * sizeof(A));
+      if (normaliser && has_normaliser_) to[key * columns_ + values_] = normaliser[key];
+    }
+  }
+  void write(const A* from, int64_t head) const {
+    const int64_t at = b_ * c_.heads + head;
+    A *states = (A*)c_.grad_initial, *normalisers = (A*)c_.grad_initial_normaliser;
+    for (int64_t key = 0; key < c_.key_size; key++) {
+      if (states)
+        memcpy((void*)(states + at * l_.state_size() + key * c_.value_size + first_column_), from + key * columns_, values_ * sizeof(A));
+      if (normalisers && has_normaliser_) normalisers[at * c_.key_size + key] = from[key * columns_ + values_];
+    }
+  }
+
+  void run_span(int64_t from) {
+    const int64_t all = border * keys_ * sizeof(A);
+    memset((void*)q_, 0, all), memset((void*)k_, 0, all), memset((void*)grad_q_, 0, all), memset((void*)grad_k_, 0, all);
+    Task::read_rows(q_, c_.q), Task::read_rows(k_, c_.k);
+    const void* const arrays[] = {c_.q, c_.k, c_.grad_q, c_.grad_k};
+    for (const void* array : arrays) fetch_before(array, c_.key_heads * c_.key_size, Task::key_head_ * c_.key_size, c_.key_size);
+    transpose_all(k_columns_, border, k_, keys_, whole_vectors<A>(count_), keys_);
+    multiply_all(scores_, border, true, (A)0, {q_, keys_, 1}, k_columns_, border, rows(), count_, keys_);
+    is_reset_ = l_.resets(first_);
+    has_state_ = !is_reset_ && (from > 0 || c_.initial || c_.initial_normaliser);
+    each_head([&](int64_t head, A* after) { run_head(head, from, after); });
+    has_after_ = !is_reset_;
+    Task::write_rows(grad_q_, l_.q_parts_, (S*)c_.grad_q);
+    Task::write_rows(grad_k_, l_.k_parts_, (S*)c_.grad_k);
+  }
+
+  void run_head(int64_t head, int64_t from, A* after) {
+    const int64_t at = first_ * c_.heads + head;
+    A level = 0;
+    if (c_.log_gain) level = from == 0 ? l_.initial_level(b_ * c_.heads + head) : ((const A*)c_.levels)[at - c_.heads];
+    l_.find_factors(factors_, first_, count_, head, level);
+    read_columns(head);
+    const void* const arrays[] = {c_.v, c_.grad_output, c_.grad_v};
+    for (const void* array : arrays) fetch_before(array, c_.heads * c_.value_size, head * c_.value_size + first_column_, values_);
+    if (first_ - border > begin_) fetch_all(l_.border_at(b_, first_ - border, head) + first_column_);
+    transpose_all(v_columns_, border, v_, columns_, whole_vectors<A>(count_), columns_);
+    multiply_all(errors_, border, true, (A)0, {o_, columns_, 1}, v_columns_, border, rows(), count_, width_);
+    weigh();
+    find_values(head, after);
+    find_keys(after);
+    find_queries(head, from);
+    find_decays(head);
+    if (is_reset_) memset((void*)after, 0, columns_ * keys_ * sizeof(A));
+    else if (from > 0 || c_.grad_initial || c_.grad_initial_normaliser)
+      multiply_all(after, columns_, !has_after_, passed_[count_ - 1], {q_, 1, keys_}, o_, columns_, keys_, columns_, count_);
+  }
+
+  // Bring the rows of the steps before the span to the caches, from a column on.
+  void fetch_before(const void* array, int64_t stride, int64_t column, int64_t count) const {
+    constexpr int64_t of_line = 64 / sizeof(S);
+    for (int64_t t = 1; t <= border && t <= first_ - begin_; t++)
+      for (int64_t i = 0; i < count; i += of_line) fetch<S>(array, (first_ - t) * stride + column + i);
+  }
+
+  void fetch_all(const A* state) const {
+    for (int64_t key = 0; key < c_.key_size; key++)
+      for (int64_t i = 0; i < values_; i += 64 / sizeof(A)) fetch<A>(state, key * c_.value_size + i);
+  }
+
+  // v, v times its gain, and gradients of outputs before the division and the scale; the columns of a normaliser get ones.
+  void read_columns(int64_t head) {
+    const int64_t all = border * columns_ * sizeof(A);
+    memset((void*)raw_, 0, all), memset((void*)v_, 0, all), memset((void*)o_, 0, all);
+    for (int t = 0; t < count_; t++) {
+      const int64_t row = (first_ + t) * c_.heads + head, at = row * c_.value_size + first_column_;
+      const A divisor = c_.log_gain ? l_.divisor(((const A*)c_.reads)[row], factors_.floor[t]) : 1, factor = (A)c_.scale / divisor;
+      A *raw = raw_ + t * columns_, *v = v_ + t * columns_, *o = o_ + t * columns_;
+      copy_row(raw, (const S*)c_.v + at, values_), copy_row(v, (const S*)c_.v + at, values_, factors_.gain[t]);
+      if (c_.grad_output) copy_row(o, (const S*)c_.grad_output + at, values_, factor);
+      if (!has_normaliser_) continue;
+      raw[values_] = 1, v[values_] = factors_.gain[t];
+      const A read = ((const A*)c_.reads)[row], size = read < 0 ? -read : read;
+      const bool divides = size > factors_.floor[t] || size != size;
+      if (divides) o[values_] = -(read < 0 ? -factor : factor) * l_.product_of_outputs(row);
+    }
+  }
+
+  // W, Z in place of o v', and W * (o v'); their rows are steps t. from_after_: D[last].
+  void weigh() {
+    constexpr int N = border / width;
+    V row[N] = {}, lane[N];
+    find_lanes(lane);
+    const int64_t zeros = (rows() - count_) * border * sizeof(A);
+    memset((void*)(weights_ + count_ * border), 0, zeros), memset((void*)(errors_ + count_ * border), 0, zeros);
+    A passed = 1;
+    for (int t = 0; t < count_; t++) {
+      const A decay = factors_.decay[t];
+      passed_[t] = passed = passed * decay;
+      RAGLANE_EACH {
+        const int64_t at = t * border + i * width;
+        row[i] = lane[i] == splat<V>((A)t) ? splat<V>((A)1) : row[i] * decay;
+        const auto is_read = lane[i] <= splat<V>((A)t);
+        const V score = row[i] * load(scores_ + at), error = load(errors_ + at);
+        store(weights_ + at, is_read ? score : V{}), store(errors_ + at, is_read ? row[i] * error : V{});
+        store(decays_ + at, is_read ? score * error : V{});
+      }
+    }
+    RAGLANE_EACH store(from_after_ + i * width, row[i]);
+  }
+  template <int N> static void find_lanes(V (&lane)[N]) {
+    A numbers[border];
+    for (int i = 0; i < border; i++) numbers[i] = (A)i;
+    RAGLANE_EACH lane[i] = load(numbers + i * width);
+  }
+
+  // from_after_: the products of k G with v.
+  void find_values(int64_t head, const A* after) {
+    A tails[border];
+    memcpy(tails, from_after_, sizeof tails);
+    if (has_after_) multiply_all(grad_v_, columns_, true, (A)0, {k_, keys_, 1}, after, columns_, rows(), columns_, c_.key_size);
+    for (int t = 0; t < count_; t++) {
+      A *grad = grad_v_ + t * columns_, *v = v_ + t * columns_;
+      const V tail = splat<V>(tails[t]);
+      V sum{};
+      for (int64_t i = 0; has_after_ && i < columns_; i += width) {
+        const V g = load(grad + i) * tail, its = load(v + i);
+        sum = fma(g, its, sum);
+        store(grad + i, g), store(v + i, its * tail);
+      }
+      from_after_[t] = sum_of(sum);
+    }
+    multiply_all(grad_v_, columns_, !has_after_, (A)1, {weights_, 1, border}, o_, columns_, rows(), columns_, count_, Reach::from_row);
+    for (int t = 0; t < count_; t++) {
+      const A *grad = grad_v_ + t * columns_, *raw = raw_ + t * columns_;
+      V sum{};
+      for (int64_t i = 0; i < columns_; i += width) sum = fma(load(grad + i), load(raw + i), sum);
+      const A gain = factors_.gain[t], total = sum_of(sum);
+      l_.gain_parts_[part_of(t, head)] = c_.log_gain ? total * gain : total;
+      if (!c_.grad_v) continue;
+      S* to = (S*)c_.grad_v + ((first_ + t) * c_.heads + head) * c_.value_size + first_column_;
+      for (int64_t i = 0; i < values_; i += width) {
+        const int lanes = (int)(values_ - i < width ? values_ - i : width);
+        store(to + i, gain * load(grad + i), lanes);
+      }
+    }
+  }
+
+  void find_keys(const A* after) {
+    if (has_after_) {
+      transpose_all(after_columns_, keys_, after, columns_, keys_, columns_);
+      multiply_all(grad_k_, keys_, false, (A)1, {v_, columns_, 1}, after_columns_, keys_, rows(), keys_, width_);
+    }
+    multiply_all(grad_k_, keys_, false, (A)1, {errors_, 1, border}, q_, keys_, rows(), keys_, count_, Reach::from_row);
+  }
+
+  // from_state_: the products of q S with o; o gets the decays since the first step.
+  void find_queries(int64_t head, int64_t from) {
+    if (has_state_) read_state(head, from);
+    if (has_state_) multiply_all(read_, keys_, true, (A)0, {o_, columns_, 1}, state_, keys_, rows(), keys_, width_);
+    for (int t = 0; t < count_; t++) {
+      A *grad = grad_q_ + t * keys_, *read = read_ + t * keys_, *o = o_ + t * columns_;
+      const V passed = splat<V>(passed_[t]);
+      V sum{};
+      for (int64_t i = 0; has_state_ && i < keys_; i += width) {
+        const V g = load(read + i) * passed;
+        sum = fma(g, load(q_ + t * keys_ + i), sum);
+        store(grad + i, load(grad + i) + g);
+      }
+      from_state_[t] = sum_of(sum);
+      for (int64_t i = 0; i < columns_; i += width) store(o + i, load(o + i) * passed);
+    }
+    multiply_all(grad_q_, keys_, false, (A)1, {errors_, border, 1}, k_, keys_, rows(), keys_, count_, Reach::to_row);
+  }
+  // The state before the span, transposed.
+  void read_state(int64_t head, int64_t from) const {
+    A* rows = grad_v_;  // some keys at a time
+    const int64_t at = b_ * c_.heads + head;
+    const A* state = from > 0 ? l_.border_at(b_, first_, head) : (const A*)c_.initial;
+    const A* normaliser = nullptr;
+    if (from == 0 && state) state += at * l_.state_size();
+    if (has_normaliser_ && from > 0) normaliser = l_.normaliser_border_at(b_, first_, head);
+    else if (has_normaliser_ && c_.initial_normaliser) normaliser = (const A*)c_.initial_normaliser + at * c_.key_size;
+    memset((void*)rows, 0, border * columns_ * sizeof(A));
+    for (int64_t first = 0; first < keys_; first += width) {
+      for (int64_t i = 0; i < width; i++) {
+        const int64_t key = first + i;
+        A* row = rows + i * columns_;
+        if (key >= c_.key_size) memset((void*)row, 0, columns_ * sizeof(A));
+        else if (state) copy_row(row, state + key * c_.value_size + first_column_, values_);
+        if (has_normaliser_) row[values_] = normaliser && key < c_.key_size ? normaliser[key] : 0;
+      }
+      transpose_all(state_ + first, keys_, rows, columns_, width, columns_);
+    }
+  }
+
+  void find_decays(int64_t head) {
+    if (!c_.log_decay && !c_.log_gain) return;
+    constexpr int N = border / width;
+    A across = 0, leaving[border];
+    V sums[N] = {}, lane[N];
+    find_lanes(lane);
+    if (has_state_ && has_after_) {
+      V sum{};
+      for (int64_t i = 0; i < columns_ * keys_; i += width) sum = fma(load(state_ + i), load(after_columns_ + i), sum);
+      across = passed_[count_ - 1] * sum_of(sum);
+    }
+    leaving[0] = across;
+    for (int t = 1; t < count_; t++) leaving[t] = leaving[t - 1] + from_after_[t - 1];
+    A entering = 0;
+    for (int t = count_ - 1; t >= 0; t--) {
+      V inside{};
+      RAGLANE_EACH {
+        sums[i] = sums[i] + load(decays_ + t * border + i * width);
+        inside = inside + (lane[i] < splat<V>((A)t) ? sums[i] : V{});
+      }
+      entering += from_state_[t];
+      l_.decay_parts_[part_of(t, head)] = sum_of(inside) + entering + leaving[t];
+    }
+  }
+};
+
+}  // namespace raglane::RAGLANE_TARGET
