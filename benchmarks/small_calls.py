@@ -130,7 +130,7 @@ def steps() -> None:
                         "cell": partial(cell, x_t, flat),
                         "layer": partial(theirs, x_t.unsqueeze(0), hx),
                     },
-                    50,
+                    50 if size < 256 else 5,
                 )
             times = " | ".join(f"{each:.1f}" for each in found.values())
             ratios = (
