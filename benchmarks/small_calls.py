@@ -7,12 +7,14 @@ against the fastest of torch's layer on a padded tensor and on a pack. The secon
 for ``B`` streams against torch's cell and against torch's layer on one step. The weights of
 prepacked layers were packed before, by ``rl.pack_weights``. The third has operations of 32
 sequences of 20, against torch on their values, or the shortest code by hand on values and offsets.
-All calls take turns, and each figure is a median.
+One sequence is compared with torch's layer and with ONNX Runtime (``pip install onnx onnxruntime``),
+whose session keeps its weights packed. All calls take turns, and each figure is a median.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -20,19 +22,27 @@ from functools import partial
 from typing import Any
 
 import torch
+from harness.batch import Batch
+from harness.cases import Case, Size
+from harness.competitors import onnx_engines
+from harness.lengths import Lengths
 from torch import Tensor
 
 import raglane as rl
 from raglane.native.machine import cpu_name
 
 SEQUENCES, STEPS, SIZE = 8, 10, 32
+STREAMS = ((1, 32), (1, 128), (1, 256), (1, 512), (8, 32), (8, 128), (8, 256), (8, 512), (64, 128))
+CELLS_OF = {"LSTM": "lstm", "GRU": "gru", "RNN": "rnn_tanh"}
 
 
-def medians(ways: dict[str, Callable[[], Any]], number: int, rounds: int = 40) -> dict[str, float]:
+def medians(
+    ways: dict[str, Callable[[], Any]], number: int, rounds: int = 40, warm: int = 100
+) -> dict[str, float]:
     """Return the microseconds of each call."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for way in ways.values():
-        for _ in range(100):
+        for _ in range(warm):
             way()
     for _ in range(rounds):
         for name, way in ways.items():
@@ -101,7 +111,7 @@ def steps() -> None:
     print(f"| layer | B | H | {columns} |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in ("LSTM", "GRU", "RNN"):
-        for count, size in ((1, 32), (1, 128), (1, 512), (8, 32), (8, 128), (64, 128)):
+        for count, size in STREAMS:
             theirs, cell = (
                 getattr(torch.nn, name)(size, size),
                 getattr(torch.nn, f"{name}Cell")(size, size),
@@ -120,13 +130,66 @@ def steps() -> None:
                         "cell": partial(cell, x_t, flat),
                         "layer": partial(theirs, x_t.unsqueeze(0), hx),
                     },
-                    50,
+                    50 if size < 256 else 5,
                 )
             times = " | ".join(f"{each:.1f}" for each in found.values())
             ratios = (
                 f"{found['cell'] / found['ours']:.2f} | {found['cell'] / found['prepacked']:.2f}"
             )
             print(f"| {name} | {count} | {size} | {times} | {ratios} |")
+
+
+def one_sequence() -> None:
+    """Print the times of one sequence, of a layer with and without packed weights."""
+    ways = "dense | Ragged | packed weights, dense | packed weights, Ragged | torch | ONNX Runtime"
+    ratios = ("ONNX / packed weights", "ONNX / ours", "torch / packed weights", "torch / ours")
+    print(f"| layer | T | H | {ways} | {' | '.join(ratios)} |\n|{' --- |' * 13}")
+    worst: dict[str, list[float]] = {ratio: [] for ratio in ratios}
+    for name, size, steps in itertools.product(CELLS_OF, (32, 64, 128, 256, 512), (10, 50)):
+        found = times_of_one(name, size, steps)
+        ours = max(found["dense"], found["Ragged"])
+        frozen = max(found["frozen dense"], found["frozen Ragged"])
+        row = (found["onnx"] / frozen, found["onnx"] / ours)
+        row += (found["torch"] / frozen, found["torch"] / ours)
+        for ratio, figure in zip(ratios, row, strict=True):
+            worst[ratio].append(figure)
+        times = " | ".join(f"{each:.1f}" for each in found.values())
+        print(
+            f"| {name} | {steps} | {size} | {times} | {' | '.join(f'{each:.2f}' for each in row)} |",
+            flush=True,
+        )
+    print(f"\n| | {' | '.join(ratios)} |\n|{' --- |' * 5}")
+    print(f"| worst | {' | '.join(f'{min(each):.2f}' for each in worst.values())} |")
+    means = (f"{statistics.geometric_mean(each):.2f}" for each in worst.values())
+    print(f"| geometric mean | {' | '.join(means)} |")
+
+
+def times_of_one(name: str, size: int, steps: int) -> dict[str, float]:
+    """Return the microseconds of inference of one sequence, after all outputs were compared."""
+    lengths = Lengths("one", f"one sequence of {steps} steps", lambda count: [steps] * count)
+    size_of = Size(1, size, size)
+    batch = Batch.of(Case("one", CELLS_OF[name], size_of, lengths, "infer", "float32", 1))
+    theirs, ours = getattr(torch.nn, name)(size, size), getattr(rl.nn, name)(size, size)
+    for layer in (theirs, ours):
+        layer.load_state_dict(batch.weights)
+    frozen = rl.pack_weights(copy.deepcopy(ours))
+    dense, ragged = batch.values[:, None], rl.Ragged([batch.values])
+    session = onnx_engines.session_of(onnx_engines.model_of(batch), 1)
+    given = {"x": dense.numpy(), "lengths": batch.lengths.numpy().astype("int32")}
+    run, outputs = onnx_engines.bound(session, given)
+    layers = {
+        "dense": partial(infer, ours, dense),
+        "Ragged": partial(infer, ours, ragged),
+        "frozen dense": partial(infer, frozen, dense),
+        "frozen Ragged": partial(infer, frozen, ragged),
+        "torch": partial(infer, theirs, dense),
+    }
+    for call in layers.values():
+        out = call()[0]
+        values = out.values if isinstance(out, rl.Ragged) else out[:, 0]
+        torch.testing.assert_close(values, torch.from_numpy(outputs()[0])[:, 0, 0])
+    number = 1 + 60_000 // (size * steps)
+    return medians({**layers, "onnx": run}, number, 15, number)
 
 
 def sliced(values: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
@@ -177,5 +240,7 @@ if __name__ == "__main__":
     batches()
     print("\nOne step of B streams, inference:\n")
     steps()
+    print("\nOne sequence of T elements, H and D equal, inference, us:\n")
+    one_sequence()
     print("\nOperations of 32 sequences of 20 elements of 32 features:\n")
     operations()

@@ -187,6 +187,43 @@ void multiply_tile(const Product<typename Arithmetic<S>::type>& product) {
   }
 }
 
+// One row's products with two panels of the same depth side by side: one panel alone has fewer sums than hide the latency
+// of their multiply-adds.
+template <int VECTORS, class S>
+void multiply_two(const Product<typename Arithmetic<S>::type>& first, const Product<typename Arithmetic<S>::type>& second) {
+  if constexpr (in_bytes<S>) return multiply_bytes<1, VECTORS>(first), multiply_bytes<1, VECTORS>(second);
+  using A = typename Arithmetic<S>::type;
+  using V = Vec<A>;
+  constexpr int width = Lanes<A>::width;
+  constexpr int ahead = tuning::fetch_ahead;
+  const Product<A>* const products[2] = {&first, &second};
+  V sums[2][VECTORS];
+#pragma GCC unroll 2
+  for (int p = 0; p < 2; p++)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) sums[p][v] = load(products[p]->start[0] + products[p]->start_at[v]);
+  const A *row = first.rows[0], *panels[2] = {first.panel, second.panel};
+  const int64_t depth = first.depth;
+  int64_t k = 0;
+  do {
+    V x = splat_at(row + k);
+#pragma GCC unroll 2
+    for (int p = 0; p < 2; p++) {
+#pragma GCC unroll 8
+      for (int v = 0; v < VECTORS; v++) {
+        if (registers == 32 && v * vector_bytes % 64 == 0)
+          __builtin_prefetch(panels[p] + (ahead * VECTORS + v) * width);  // once per line
+        sums[p][v] = multiply_add<S>(x, load(panels[p] + v * width), sums[p][v]);
+      }
+      panels[p] += VECTORS * width;
+    }
+  } while (++k < depth);
+#pragma GCC unroll 2
+  for (int p = 0; p < 2; p++)
+#pragma GCC unroll 8
+    for (int v = 0; v < VECTORS; v++) store(products[p]->to[0] + products[p]->to_at[v], sums[p][v]);
+}
+
 #if defined(RAGLANE_TILES)
 template <class S> inline void multiply_row(int vectors, const Product<typename Arithmetic<S>::type>& product) {
   switch (vectors) {
@@ -272,6 +309,7 @@ template <class S> struct Panels {
   A* data = nullptr;
   int64_t columns = 0, depth = 0;
   int gates = 1, units = panel_vectors;
+  bool in_turn = false;  // `data` is room for one panel, which the next one replaces
 
   static constexpr int width = Lanes<A>::width;
   static constexpr int in_word = in_pairs<S> ? 2 : 1, heading = in_bytes<S> ? heading_rows : 0;
@@ -280,7 +318,8 @@ template <class S> struct Panels {
   int64_t padded_columns() const { return (columns + width - 1) / width * width; }
   int64_t steps() const { return words<S>(depth); }
   int64_t size() const { return padded_columns() * gates * (heading + steps()); }
-  const A* at(int64_t panel) const { return data + panel * panel_columns() * gates * (heading + steps()); }
+  int64_t panel_size() const { return panel_columns() * gates * (heading + steps()); }
+  const A* at(int64_t panel) const { return data + (in_turn ? 0 : panel) * panel_size(); }
   // Vectors of columns in a panel; the last may have fewer.
   int units_in(int64_t panel) const {
     int64_t rest = padded_columns() - panel * panel_columns();
@@ -304,7 +343,10 @@ template <class S> struct Panels {
           pack_bytes((const float*)from, real, depth, row_stride, column, stride);
           continue;
         }
-        for (int64_t k = 0; k < steps(); k += width) {
+        const int64_t whole = real == width ? depth / (width * in_word) * width : 0;
+        pack_squares(from, row_stride, whole, column, stride);
+        column += whole * stride;
+        for (int64_t k = whole; k < steps(); k += width) {
           int count = (int)(steps() - k < width ? steps() - k : width);
           int64_t begin = k * in_word, numbers = depth > begin ? depth - begin : 0;
           Vec<A> square[width] = {};
@@ -330,6 +372,19 @@ template <class S> struct Panels {
   }
 
  private:
+  // Whole squares of words: without masks, and unrolled.
+  static RAGLANE_INLINE void pack_squares(const S* from, int64_t row_stride, int64_t words, A* to, int64_t stride) {
+    for (int64_t k = 0; k < words; k += width, to += width * stride) {
+      Vec<A> square[width];
+#pragma GCC unroll 16
+      for (int lane = 0; lane < width; lane++)
+        square[lane] = load_words(from + lane * row_stride + k * in_word, width * in_word);
+      transpose<A>(square);
+#pragma GCC unroll 16
+      for (int i = 0; i < width; i++) store(to + i * stride, square[i]);
+    }
+  }
+
   template <class Row> void pack_part(Row&& at_row, int64_t panel, int64_t begin, int64_t end) const {
     int in_panel = units_in(panel);
     A* to = (A*)at(panel) + begin * in_panel * width;

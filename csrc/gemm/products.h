@@ -47,10 +47,12 @@ template <class Cell, class A> struct PanelPlace {
         units(Cell::unit_vectors == 1 ? 1 : panels.units_in(panel)), bias(biases + unit),
         bias_stride(panels.padded_columns()) {
     for (int v = 0; v < Cell::gates * units; v++) {
-      of_bias[v] = v / units * bias_stride + v % units * width;
-      of_input[v] = v / units * slot_size + v % units * width;
+      of_bias[v] = gate_of(v) * bias_stride + (v - gate_of(v) * units) * width;
+      of_input[v] = gate_of(v) * slot_size + (v - gate_of(v) * units) * width;
     }
   }
+  // The gate of a vector of the panel.
+  RAGLANE_INLINE int gate_of(int v) const { return Cell::gates == 1 ? 0 : v / units; }
   // The slots without an input product.
   void start(A* to, int from_slot) const {
     for (int slot = from_slot; slot < Cell::slots; slot++)
@@ -74,11 +76,12 @@ template <class Cell, class S> class InputProducts {
     for (Panels<S>& panels : panels_) panels = {nullptr, hidden_size, input_size, Cell::gates, Cell::unit_vectors};
   }
 
-  // Reals of a direction's weights and biases, and their memory.
-  int64_t size() const { return panels_[0].size() + Cell::slots * panels_[0].padded_columns(); }
-  void place(int d, A* memory) {
-    panels_[d].data = memory;
-    bias_[d] = memory + panels_[d].size();
+  // Reals of a direction's biases and weights, and their memory, in which weights may be missing.
+  int64_t bias_size() const { return Cell::slots * panels_[0].padded_columns(); }
+  int64_t size() const { return panels_[0].size() + bias_size(); }
+  void place(int d, A* memory, bool has_weights = true) {
+    panels_[d].data = has_weights ? memory : nullptr;
+    bias_[d] = memory + (has_weights ? panels_[d].size() : 0);
   }
   // Room for rows in words, if the values cannot be read directly.
   bool reserve(int64_t threads, bool poison) {
@@ -92,8 +95,9 @@ template <class Cell, class S> class InputProducts {
   int64_t row_size() const { return row_stride<A>(Cell::slots * panels_[0].padded_columns()); }
 
   // Pack a panel of weights, (H, D) per gate.
-  void pack(int d, int64_t panel, const S* const* gates) {
-    panels_[d].pack_transposed(gates, panel);
+  void pack(int d, int64_t panel, const S* const* gates) { panels_[d].pack_transposed(gates, panel); }
+  // Set the biases of a panel to zero.
+  void clear_bias(int d, int64_t panel) {
     V zero = {};
     Place place = at(d, panel);
     for (int slot = 0; slot < Cell::slots; slot++)
@@ -131,11 +135,16 @@ template <class Cell, class S> class InputProducts {
   // The products of several rows with one panel, into prepared rows that begin with panel `first_panel`.
   void multiply(int d, int64_t panel, int rows, const A* const* from, A* to, int64_t stride,
                 int64_t first_panel = 0) const {
+    multiply(d, panel, panels_[d], rows, from, to, stride, first_panel);
+  }
+  // The same with weights that are packed elsewhere.
+  void multiply(int d, int64_t panel, const Panels<S>& weights, int rows, const A* const* from, A* to, int64_t stride,
+                int64_t first_panel = 0) const {
     Place place = at(d, panel);
     place.chunk -= first_panel * panels_[d].panel_columns() * Cell::slots;
     for (int first = 0, size; first < rows; first += size) {
       size = next_tile(rows - first, Cell::gates * place.units);
-      tile(d, panel, place, size, from + first, to + first * stride, stride);
+      tile(panel, weights, place, size, from + first, to + first * stride, stride);
     }
   }
 
@@ -148,7 +157,8 @@ template <class Cell, class S> class InputProducts {
 
   int count_at(int64_t unit) const { return (int)(hidden_size_ - unit < width ? hidden_size_ - unit : width); }
 
-  void tile(int d, int64_t panel, const Place& place, int size, const A* const* from, A* to, int64_t stride) const {
+  void tile(int64_t panel, const Panels<S>& weights, const Place& place, int size, const A* const* from, A* to,
+            int64_t stride) const {
     alignas(64) A memory[Cell::whole_rows ? 1 : tile_rows * Cell::slots * Place::slot_size];
     A* row[tile_rows];
     const A* biases[tile_rows];
@@ -162,7 +172,7 @@ template <class Cell, class S> class InputProducts {
     }
     raglane::RAGLANE_TARGET::multiply<typename Operand<S>::type>(
         size, Cell::gates * place.units,
-        {from, panels_[d].at(panel), panels_[d].steps(), biases, place.of_bias, row, place.of_input});
+        {from, weights.at(panel), weights.steps(), biases, place.of_bias, row, place.of_input});
     if constexpr (!Cell::whole_rows)  // the caller's rows have no room for whole vectors
       for (int r = 0; r < size; r++)
         for (int u = 0; u < place.units; u++) {

@@ -46,7 +46,12 @@ template <class Cell, class S> class ForwardScan {
     if (thread == threads - 1) keep_empty();
     barriers_.get()[l_.threads].wait(threads);
     if (prepared_.wanted()) {
-      for (int d = 0; d < l_.directions; d++) prepared_.make(d, thread, threads);
+      for (int d = 0; d < l_.directions; d++) {
+        Panels<S> input = weights_.input_of(d, thread);
+        prepared_.make(d, thread, threads, input, [&](int64_t panel) {
+          if (weights_.input_packed != Packed::before) weights_.pack_input(d, input, panel);
+        });
+      }
       barriers_.get()[l_.threads].wait(threads);
     }
     if (division.idle(thread)) return;
@@ -75,6 +80,7 @@ template <class Cell, class S> class ForwardScan {
   // memory.
   struct Step {
     int d;
+    Panels<S> input, hidden;
     const int64_t *element, *row;  // the element that each lane computes, and its row in values and output
     A *before, *after, *c;         // of the first lane: h before and after, c
     A *operand, *next_operand;     // `before` and `after` as operands of products
@@ -94,7 +100,7 @@ template <class Cell, class S> class ForwardScan {
     members_ = wanted_members(call_, hidden_bytes, weights_.hidden[0].count());
     Division division((int)l_.threads, (int)l_.directions, members_);
     int teams = division.teams(0) > 0 ? division.teams(0) : 1;
-    prepared_.decide(average_rows(call_, teams), panel_bytes, call_.cache);
+    prepared_.decide(average_rows(call_, teams), panel_bytes, call_.cache, call_.longest);
     const int64_t read = prepared_.wanted() ? hidden_bytes : panel_bytes;
     fetches_ = read / members_ > tuning::fetched_of_cache * call_.cache &&
                2 * read / weights_.hidden[0].count() <= tuning::fetched_of_cache * call_.cache;
@@ -105,6 +111,18 @@ template <class Cell, class S> class ForwardScan {
       streams_ = l_.gates && !prepared_.wanted() && aligned && large;
     }
     capacity_ = lane_capacity(call_, teams, (2 * h_stride_ + c_stride_) * (int64_t)sizeof(A));
+    decide_packing(division);
+  }
+
+  // A panel that one thread uses is packed when it is in the nearest caches anyway.
+  void decide_packing(const Division& division) {
+    if (l_.packed) return;
+    const bool is_alone = l_.threads == 1 || (l_.directions == 1 && division.teams(0) == 1);
+    // The gates of a tile read the scales of int8 weights while the products of the next one run.
+    const Packed at_use = call_.longest > 1 || in_bytes<S> ? Packed::at_use : Packed::in_turn;
+    if (is_alone) weights_.hidden_packed = at_use;
+    if (is_alone && !prepared_.wanted()) weights_.input_packed = at_use;
+    if (prepared_.wanted() && prepared_.by_panels(l_.threads)) weights_.input_packed = Packed::in_turn;
   }
 
   // An empty sequence's final state is its initial one.
@@ -138,8 +156,11 @@ template <class Cell, class S> class ForwardScan {
     explicit Sums(const Place& place, int rows = whole_tile) : Place(place) {
       for (int r = 0; r < rows; r++) row[r] = memory + r * Cell::slots * Place::slot_size, biases[r] = place.bias;
       for (int v = 0; v < Cell::gates * place.units; v++)
-        of_hidden[v] = Cell::hidden_slot(v / place.units) * Place::slot_size + v % place.units * width;
+        of_hidden[v] = Cell::hidden_slot(Place::gate_of(v)) * Place::slot_size + of_input_in_gate(v);
     }
+
+   private:
+    int64_t of_input_in_gate(int v) const { return (v - Place::gate_of(v) * this->units) * width; }
   };
 
   // ---- the loop ---------------------------------------------------------------------------------------------------
@@ -187,6 +208,8 @@ template <class Cell, class S> class ForwardScan {
     lanes.fill(start);
     team.barrier->wait(team.members);
     Step step;
+    step.input = weights_.input_of(d, thread), step.hidden = weights_.hidden_of(d, thread);
+    bool packs = weights_.hidden_packed != Packed::before;
     step.d = d, step.element = lanes.element, step.row = lanes.row(), step.c = c, step.x_stride = input_.x_stride();
     const bool projects = l_.projection_size > 0;
     step.after_stride = projects ? c_stride_ : h_stride_, step.next_stride = projects ? c_stride_ : operand_stride_;
@@ -206,7 +229,8 @@ template <class Cell, class S> class ForwardScan {
       const auto each = [&](auto&& with) RAGLANE_INLINE_LAMBDA {
         for (int64_t i = first_panel; i < end_panel; i++) {
           const int64_t panel = backwards ? first_panel + end_panel - 1 - i : i;
-          step.next = fetches_ && i + 1 < end_panel ? panel + (backwards ? -1 : 1) : -1;
+          if (packs) pack(step, panel);
+          step.next = fetches_ && !packs && i + 1 < end_panel ? panel + (backwards ? -1 : 1) : -1;
           for (int first = 0, size; first < lanes.active; first += size) {
             size = next_tile(lanes.active - first, whole_panel);
             with(first, size, panel);
@@ -215,13 +239,15 @@ template <class Cell, class S> class ForwardScan {
       };
 #if defined(RAGLANE_TILES)
       const bool one_by_one = lanes.active <= (in_bytes<S> ? tuning::alone_rows_in_bytes : tuning::alone_rows);
-#else
-      constexpr bool one_by_one = true;
 #endif
-      if (one_by_one) each([&](int first, int size, int64_t panel) { tile(step, first, size, panel); });
 #if defined(RAGLANE_TILES)
+      if (one_by_one) each([&](int first, int size, int64_t panel) { tile(step, first, size, panel); });
       else step_in_tiles(step, each);
+#else
+      if (lanes.active == 1) step_of_one(step, first_panel, end_panel, backwards, packs);
+      else each([&](int first, int size, int64_t panel) { tile(step, first, size, panel); });
 #endif
+      packs = false;
       if (projects) project(step, lanes.active, after, next_operand);
       A* swap = before;
       before = after, after = swap;
@@ -233,42 +259,124 @@ template <class Cell, class S> class ForwardScan {
     finish_streams();
   }
 
+  // Pack a panel of the weights just before the first step that uses it.
+  void pack(Step& step, int64_t panel) const {
+    if (!prepared_.wanted()) weights_.pack_input(step.d, step.input, panel);
+    weights_.pack_hidden(step.d, step.hidden, panel);
+  }
+
   // A lane's row of h as an operand.
   X* in_row(A* operand, int lane) const { return (X*)(operand + lane * operand_stride_); }
+
+  // Row r of a tile before its products. Returns the start of the hidden product.
+  RAGLANE_INLINE const A* start_row(const Step& step, int lane, Sums& sums, int r) {
+    const int64_t element = step.element[lane];
+    fetch(step, element, step.row[lane], sums);
+    if (!prepared_.wanted()) {
+      sums.start(sums.row[r], Cell::gates);
+    } else if constexpr (Cell::saved > 0) {
+      return prepared_.at(step.d, element) + sums.chunk;
+    } else {
+      for (int u = 0; u < sums.units; u++) {
+        int64_t column = sums.unit + u * width;
+        store(sums.row[r] + u * width, load(prepared_.at(step.d, element) + column, count_at(column)));
+      }
+    }
+    return sums.row[r];
+  }
+  RAGLANE_INLINE Product<A> of_input(const Step& step, int first, int64_t panel, const Sums& sums) const {
+    return {step.x + first,   step.input.at(panel), step.input.steps(), sums.biases,
+            sums.of_bias, sums.row,             sums.of_input};
+  }
+  RAGLANE_INLINE Product<A> of_hidden(const Step& step, int first, int64_t panel, const Sums& sums,
+                                      const A* const* prepared) const {
+    return {step.operands + first, step.hidden.at(panel), step.hidden.steps(), prepared,
+            sums.of_hidden,        sums.row,              sums.of_hidden};
+  }
 
   // The units of one panel for several rows: from the products to the new state, while all data is in the nearest
   // cache.
   void tile(const Step& step, int first, int size, int64_t panel) {
-    const int d = step.d;
-    Sums sums(input_.at(d, panel));
+    Sums sums(input_.at(step.d, panel));
     int vectors = Cell::gates * sums.units;
-    const A* prepared[whole_tile];  // the start of the hidden product
-    for (int r = 0; r < size; r++) {
-      const int64_t element = step.element[first + r];
-      fetch(step, element, step.row[first + r], sums);
-      prepared[r] = sums.row[r];
-      if (!prepared_.wanted()) {
-        sums.start(sums.row[r], Cell::gates);
-      } else if constexpr (Cell::saved > 0) {
-        prepared[r] = prepared_.at(d, element) + sums.chunk;
-      } else {
-        for (int u = 0; u < sums.units; u++) {
-          int64_t column = sums.unit + u * width;
-          store(sums.row[r] + u * width, load(prepared_.at(d, element) + column, count_at(column)));
-        }
-      }
-    }
+    const A* prepared[whole_tile];
+    for (int r = 0; r < size; r++) prepared[r] = start_row(step, first + r, sums, r);
     const auto product = [&](const Panels<S>& weights, Product<A> rows) RAGLANE_INLINE_LAMBDA {
       const A* next = step.next < 0 ? nullptr : weights.at(step.next);
       multiply<X>(size, vectors, rows.fetch(next, first, size, step.active, vectors));
     };
-    const Panels<S>&inputs = input_.panels(d), &hidden = weights_.hidden[d];
-    if (!prepared_.wanted())
-      product(inputs, {step.x + first, inputs.at(panel), inputs.steps(), sums.biases, sums.of_bias, sums.row, sums.of_input});
-    product(hidden, {step.operands + first, hidden.at(panel), hidden.steps(), prepared, sums.of_hidden, sums.row,
-                     sums.of_hidden});
+    if (!prepared_.wanted()) product(step.input, of_input(step, first, panel, sums));
+    product(step.hidden, of_hidden(step, first, panel, sums, prepared));
     finish(step, first, size, sums, sums.row, prepared, Nothing{});
   }
+
+#if !defined(RAGLANE_TILES)
+  // The step of a single row, which two panels at a time: the gates of one vector are a long chain of operations.
+  void step_of_one(Step& step, int64_t first_panel, int64_t end_panel, bool backwards, bool packs) {
+    const auto at = [&](int64_t i) { return backwards ? first_panel + end_panel - 1 - i : i; };
+    const auto is_whole = [&](int64_t panel) { return step.hidden.units_in(panel) == Cell::unit_vectors; };
+    int64_t i = first_panel;
+    for (; !packs && i + 2 <= end_panel && is_whole(at(i)) && is_whole(at(i + 1)); i += 2) row(step, at(i), at(i + 1));
+    for (; i < end_panel; i++) {
+      if (packs) pack(step, at(i));
+      row(step, at(i));
+    }
+  }
+
+  void row(const Step& step, int64_t panel) {
+    Sums sums(input_.at(step.d, panel), 1);
+    const A* prepared = start_row(step, 0, sums, 0);
+    const int vectors = Cell::gates * sums.units;
+    if (!prepared_.wanted()) multiply<X>(1, vectors, of_input(step, 0, panel, sums));
+    multiply<X>(1, vectors, of_hidden(step, 0, panel, sums, &prepared));
+    const Sums* const panels[1] = {&sums};
+    finish_row<1>(step, panels, &prepared);
+  }
+
+  // Two whole panels.
+  void row(const Step& step, int64_t panel, int64_t next) {
+    Sums sums(input_.at(step.d, panel), 1), next_sums(input_.at(step.d, next), 1);
+    const A* const prepared[2] = {start_row(step, 0, sums, 0), start_row(step, 0, next_sums, 0)};
+    if (!prepared_.wanted())
+      multiply_two<whole_panel, X>(of_input(step, 0, panel, sums), of_input(step, 0, next, next_sums));
+    multiply_two<whole_panel, X>(of_hidden(step, 0, panel, sums, prepared),
+                                 of_hidden(step, 0, next, next_sums, prepared + 1));
+    const Sums* const panels[2] = {&sums, &next_sums};
+    if constexpr (Cell::unit_vectors == 1) finish_row<2>(step, panels, prepared);
+    else finish_row<1>(step, panels, prepared), finish_row<1>(step, panels + 1, prepared + 1);
+  }
+
+  // The gates of all vectors of some panels, for the row of the first lane.
+  template <int PANELS> RAGLANE_INLINE void finish_row(const Step& step, const Sums* const* panels, const A* const* prepared) {
+    constexpr int vectors = PANELS * Cell::unit_vectors, together = registers == 32 ? vectors : 1;
+    V last[vectors], save[vectors][Cell::saved + 1], c[vectors];
+#pragma GCC unroll 8
+    for (int first = 0; first < vectors; first += together) {
+      V arguments[together][Cell::slots];
+#pragma GCC unroll 8
+      for (int i = 0; i < together; i++) {
+        const Sums& sums = *panels[(first + i) / Cell::unit_vectors];
+        const int u = (first + i) % Cell::unit_vectors;
+        const bool exists = Cell::unit_vectors == 1 || u < sums.units;
+#pragma GCC unroll 8
+        for (int slot = 0; slot < Cell::slots; slot++) {
+          const A* from = Cell::only_input(slot) ? prepared[(first + i) / Cell::unit_vectors] : sums.row[0];
+          arguments[i][slot] = exists ? load(from + slot * sums.slot_size + u * width) : V{};
+        }
+        if constexpr (Cell::has_c) c[first + i] = load((const A*)step.c + sums.unit + u * width);
+      }
+      Cell::template open<together>(arguments, c + first, save + first, last + first);
+    }
+    if constexpr (Cell::ends_in_tanh) squash<A, 0, vectors>(last);
+    const Results results(*this, step);
+#pragma GCC unroll 8
+    for (int i = 0; i < vectors; i++) {
+      const Sums& sums = *panels[i / Cell::unit_vectors];
+      const int u = i % Cell::unit_vectors;
+      if (Cell::unit_vectors == 1 || u < sums.units) results.put(0, sums, u, last[i], c[i], save[i]);
+    }
+  }
+#endif
 
 #if defined(RAGLANE_TILES)
   static constexpr bool splits = Cell::slots > Cell::gates;
@@ -362,10 +470,10 @@ template <class Cell, class S> class ForwardScan {
       at.to[0][v] = sums.row[0] + sums.of_input[v];
       at.to[1][v] = (in_bytes<S> ? sums.of_h : sums.row[0]) + sums.of_hidden[v];
     }
-    const Panels<S>& inputs = input_.panels(d);
+    const Panels<S>& inputs = step.input;
     if constexpr (in_bytes<S>) {  // of a panel's heading, the second row
       const int64_t row = Cell::gates * sums.units * width;
-      sums.x_scales = inputs.at(panel) + row, sums.h_scales = weights_.hidden[d].at(panel) + row;
+      sums.x_scales = inputs.at(panel) + row, sums.h_scales = step.hidden.at(panel) + row;
     }
     const int vectors = Cell::gates * sums.units;
     // Each tile of rows fetches its share of the next panels.
@@ -382,7 +490,7 @@ template <class Cell, class S> class ForwardScan {
     };
     TileFactor x = {nullptr, 0, nullptr, 0};
     if (folded) x = factor(inputs, step.x[first], step.x_stride);
-    const TileFactor h = factor(weights_.hidden[d], step.operands[first], operand_stride_);
+    const TileFactor h = factor(step.hidden, step.operands[first], operand_stride_);
     flush(sums.memory);
     return Products(tile.size, vectors, x, h, at);
   }
@@ -394,12 +502,12 @@ template <class Cell, class S> class ForwardScan {
     const int64_t at = slot * sums.slot_size + u * width;
     V sum = load(folded ? sums.bias + slot * sums.bias_stride + u * width : prepared + at);
     if (folded && slot < Cell::gates)
-      sum = add_bytes(sum, (I)load(summed + at), step.x[lane][input_.panels(step.d).steps()],
+      sum = add_bytes(sum, (I)load(summed + at), step.x[lane][step.input.steps()],
                       load(sums.x_scales + (slot * sums.units + u) * width));
     if (Cell::only_input(slot)) return sum;
     const int gate = slot < Cell::gates ? slot : Cell::gates - 1;
     return add_bytes(sum, (I)load(sums.of_h + (summed - sums.memory) + at),
-                     step.operands[lane][weights_.hidden[step.d].steps()],
+                     step.operands[lane][step.hidden.steps()],
                      load(sums.h_scales + (gate * sums.units + u) * width));
   }
 
@@ -442,13 +550,51 @@ template <class Cell, class S> class ForwardScan {
       }
   }
 
+  // Where a step's results are stored: copies on the stack, because the compiler must assume that the stores change them.
+  struct Results {
+    const int64_t h_stride, c_stride, after_stride, next_stride, H, output_stride, gate_stride;
+    const int64_t *elements, *rows;
+    const A* before;
+    A *after, *c_after, *next_operand;
+    S *output, *gates, *c_states;
+    const bool streams;
+
+    RAGLANE_INLINE Results(const ForwardScan& scan, const Step& step)
+        : h_stride(scan.h_stride_), c_stride(scan.c_stride_), after_stride(step.after_stride),
+          next_stride(step.next_stride), H(scan.H_), output_stride(scan.l_.directions * scan.P_),
+          gate_stride(scan.l_.gate_stride), elements(step.element), rows(step.row), before(step.before),
+          after(step.after), c_after(step.c), next_operand(step.next_operand),
+          output(scan.l_.projection_size == 0 ? step.output : nullptr), gates(step.gates), c_states(step.c_states),
+          streams(scan.streams_) {}
+
+    // One vector of a lane's units.
+    RAGLANE_INLINE void put(int lane, const Sums& sums, int u, V last, V c, V* save) const {
+      const int64_t unit = sums.unit + u * width;
+      const int count = (int)(H - unit < width ? H - unit : width);
+      V h = Cell::close(last, load(before + lane * h_stride + unit), save);
+      // Scratch rows and saved rows have room for whole vectors; the caller's memory does not.
+      store(after + lane * after_stride + unit, h);
+      if constexpr (in_pairs<S>) store((X*)(next_operand + lane * next_stride) + unit, h, count);
+      if constexpr (Cell::has_c) store(c_after + lane * c_stride + unit, c);
+      if (output) store(output + rows[lane] * output_stride + unit, h, count);
+      if constexpr (Cell::saved > 0)
+        if (gates) {
+#pragma GCC unroll 8
+          for (int s = 0; s < Cell::saved; s++) {
+            S* to = gates + elements[lane] * gate_stride + sums.chunk + s * sums.slot_size + u * width;
+            streams ? stream(to, save[s]) : store(to, save[s]);
+          }
+        }
+      if constexpr (Cell::has_c)
+        if (c_states) store(c_states + elements[lane] * H + unit, c, count);
+    }
+  };
+
   // The cell's arithmetic for one vector of units. It interleaves several rows, because that of one row
   // is a long chain of operations: first all up to the final tanh of every cell, then all tanh, then the rest.
   template <class Meanwhile>
   RAGLANE_INLINE void finish(const Step& step, int first, int size, int u, const Sums& sums, const A* const* summed,
                              const A* const* prepared, const Meanwhile& meanwhile) {
-    int64_t unit = sums.unit + u * width;
-    int count = count_at(unit);
     V last[finished_rows], save[finished_rows][Cell::saved + 1], c[finished_rows];
 #pragma GCC unroll 8
     for (V& row : last) row = V{};  // for an initialiser GCC calls a slow string instruction
@@ -463,36 +609,8 @@ template <class Cell, class S> class ForwardScan {
       meanwhile();
     }
     if constexpr (Cell::ends_in_tanh) squash<A, 0, finished_rows>(last);
-    // Copies on the stack, because the compiler must assume that the stores below change them.
-    const int64_t h_stride = h_stride_, c_stride = c_stride_, after_stride = step.after_stride, H = H_;
-    const int64_t output_stride = l_.directions * P_, gate_stride = l_.gate_stride, slot_size = sums.slot_size;
-    const int64_t *elements = step.element, *rows = step.row;
-    const A* before = step.before + unit;
-    A *after = step.after + unit, *c_after = step.c + unit;
-    S* output = step.output && l_.projection_size == 0 ? step.output + unit : nullptr;
-    S* gates = step.gates ? step.gates + sums.chunk + u * width : nullptr;
-    S* c_states = step.c_states ? step.c_states + unit : nullptr;
-    const bool streams = streams_;
-    for (r = 0; r < size; r++) {
-      int lane = first + r;
-      const int64_t element = elements[lane];
-      V h = Cell::close(last[r], load(before + lane * h_stride), save[r]);
-      // Scratch rows and saved rows have room for whole vectors; the caller's memory does not.
-      store(after + lane * after_stride, h);
-      if constexpr (in_pairs<S>) store((X*)(step.next_operand + lane * step.next_stride) + unit, h, count);
-      if constexpr (Cell::has_c) store(c_after + lane * c_stride, c[r]);
-      if (output) store(output + rows[lane] * output_stride, h, count);
-      if constexpr (Cell::saved > 0)
-        if (gates) {
-#pragma GCC unroll 8
-          for (int s = 0; s < Cell::saved; s++) {
-            S* to = gates + element * gate_stride + s * slot_size;
-            streams ? stream(to, save[r][s]) : store(to, save[r][s]);
-          }
-        }
-      if constexpr (Cell::has_c)
-        if (c_states) store(c_states + element * H, c[r], count);
-    }
+    const Results results(*this, step);
+    for (r = 0; r < size; r++) results.put(first + r, sums, u, last[r], c[r], save[r]);
   }
 
   template <int ROWS, bool INTEGERS>

@@ -17,14 +17,15 @@ template <class Cell, class S> class PreparedProducts {
  public:
   PreparedProducts(const raglane_layer& layer, const InputProducts<Cell, S>& input) : l_(layer), input_(input) {}
 
-  // Choose, for an average number of rows and the bytes of the weights.
-  void decide(double rows, int64_t weight_bytes, int64_t cache) {
+  // Choose, for an average number of rows and the bytes of the weights. In a single step of one thread packed weights are
+  // read once in any case.
+  void decide(double rows, int64_t weight_bytes, int64_t cache, int64_t longest) {
     bool cached = weight_bytes <= cache / tuning::weights_of_cache;
     int64_t bytes = l_.directions * l_.elements * input_.row_size() * (int64_t)sizeof(A);
     wanted_ = rows < (cached ? tuning::fold_rows_cached : tuning::fold_rows);
     // If gates are not saved, to save memory, products are not stored either.
     if (!rest_in_results() && (bytes > tuning::most_products || l_.checkpoint_every > 0)) wanted_ = false;
-    if (l_.flags & RAGLANE_FOLD) wanted_ = false;
+    if ((l_.flags & RAGLANE_FOLD) || (longest <= 1 && l_.threads == 1 && l_.packed)) wanted_ = false;
     if (l_.flags & RAGLANE_PREPARE) wanted_ = true;
   }
 
@@ -45,13 +46,16 @@ template <class Cell, class S> class PreparedProducts {
     return true;
   }
 
-  // The part of one thread in a direction: blocks of rows, or of few rows some panels, so that weights are read once.
-  void make(int d, int thread, int threads) const {
+  // The rows are few, so that threads divide the panels and use each once.
+  bool by_panels(int64_t threads) const { return l_.elements <= block_rows && input_.panels(0).count() >= threads; }
+
+  // The part of one thread in a direction: blocks of rows, or some panels. Before it uses a panel of the weights, it
+  // calls at_use(panel).
+  template <class AtUse> void make(int d, int thread, int threads, const Panels<S>& weights, AtUse&& at_use) const {
     const int64_t panels = input_.panels(d).count();
     int64_t blocks = (l_.elements + block_rows - 1) / block_rows, first_panel = 0, end_panel = panels;
-    const bool by_panels = blocks == 1 && panels >= threads;
     const int room = thread;
-    if (by_panels) {
+    if (by_panels(threads)) {
       first_panel = panels * thread / threads, end_panel = panels * (thread + 1) / threads;
       thread = 0, threads = 1;
     }
@@ -66,8 +70,10 @@ template <class Cell, class S> class PreparedProducts {
         const int64_t row = l_.rows ? l_.rows[b] + l_.starts[i - l_.offsets[b]] : i;
         rows[i - begin] = input_.row(row, room, (int)(i - begin));
       }
-      for (int64_t panel = first_panel; panel < end_panel; panel++)
-        input_.multiply(d, panel, (int)(end - begin), rows, rows_[d] + begin * stride_, stride_);
+      for (int64_t panel = first_panel; panel < end_panel; panel++) {
+        at_use(panel);
+        input_.multiply(d, panel, weights, (int)(end - begin), rows, rows_[d] + begin * stride_, stride_);
+      }
     }
   }
 
