@@ -20,6 +20,9 @@ template <class S> class AttentionBackward<S>::Steps : Task {
     errors_ = take(border * columns), written_ = take(border * columns), grad_output_ = take(border * columns);
     grad_values_ = take(border * columns);
     memset((void*)zeros_, 0, padded * sizeof(A));
+    // A row may be longer than its whole vectors, which are all that is written later.
+    const int64_t all = border * padded * sizeof(A);
+    memset((void*)q_, 0, all), memset((void*)k_, 0, all), memset((void*)decays_, 0, all);
   }
   static int64_t numbers(const AttentionBackward& l) {
     return 6 * border * l.padded_ + l.padded_ + (border + 1 + l.most_heads() * l.most_blocks()) * unit_size(l) + 4 * border * columns;
@@ -89,7 +92,7 @@ template <class S> class AttentionBackward<S>::Steps : Task {
       grad_gains_[t] = 0;
       if (c_.per_key && c_.log_decay) {
         copy_row(row, (const A*)c_.log_decay + ((first_ + t) * c_.heads + head) * c_.key_size, c_.key_size);
-        exponentials(row, l_.padded_);
+        exponentials(row, whole_vectors<A>(c_.key_size));
       } else {
         const V decay = splat<V>(factors_.decay[t]);
         for (int64_t key = 0; key < l_.padded_; key += width) store(row + key, decay);

@@ -118,8 +118,9 @@ template <class Cell, class S> class ForwardScan {
   void decide_packing(const Division& division) {
     if (l_.packed) return;
     const bool is_alone = l_.threads == 1 || (l_.directions == 1 && division.teams(0) == 1);
+    const bool used_once = call_.longest <= 1 && call_.ordered <= capacity_;
     // The gates of a tile read the scales of int8 weights while the products of the next one run.
-    const Packed at_use = call_.longest > 1 || in_bytes<S> ? Packed::at_use : Packed::in_turn;
+    const Packed at_use = used_once && !in_bytes<S> ? Packed::in_turn : Packed::at_use;
     if (is_alone) weights_.hidden_packed = at_use;
     if (is_alone && !prepared_.wanted()) weights_.input_packed = at_use;
     if (prepared_.wanted() && prepared_.by_panels(l_.threads)) weights_.input_packed = Packed::in_turn;
@@ -247,7 +248,7 @@ template <class Cell, class S> class ForwardScan {
       if (lanes.active == 1) step_of_one(step, first_panel, end_panel, backwards, packs);
       else each([&](int first, int size, int64_t panel) { tile(step, first, size, panel); });
 #endif
-      packs = false;
+      packs = weights_.hidden_packed == Packed::in_turn;
       if (projects) project(step, lanes.active, after, next_operand);
       A* swap = before;
       before = after, after = swap;
