@@ -248,7 +248,7 @@ template <class Cell, class S> class ForwardScan {
       if (lanes.active == 1) step_of_one(step, first_panel, end_panel, backwards, packs);
       else each([&](int first, int size, int64_t panel) { tile(step, first, size, panel); });
 #endif
-      packs = weights_.hidden_packed == Packed::in_turn;
+      packs = false;
       if (projects) project(step, lanes.active, after, next_operand);
       A* swap = before;
       before = after, after = swap;
