@@ -80,19 +80,18 @@ class Recording(NamedTuple):
         kernels cannot read a tensor.
         """
         parts = [
-            tensors[part] if type(part) is int else part.of(tensors)  # type: ignore[union-attr]
-            for part in self.parts
+            tensors[part] if isinstance(part, int) else part.of(tensors) for part in self.parts
         ]
         results = run_block(x.contiguous(), states, parts, self.code, self.limits, self.sizes)
         return (results[0], tuple(results[1:])) if results else None
 
 
-_KEPT: WeakKeyDictionary[nn.Module, Recording] = WeakKeyDictionary()
+_RECORDINGS: WeakKeyDictionary[nn.Module, Recording] = WeakKeyDictionary()
 
 
 def forget(block: nn.Module) -> None:
     """Forget the operations of a block, of which an attribute changes."""
-    _KEPT.pop(block, None)
+    _RECORDINGS.pop(block, None)
 
 
 def step_block(
@@ -104,7 +103,7 @@ def step_block(
     parameters are read in every step.
     """
     survey = _Survey(block, x)
-    recording = _KEPT.get(block)
+    recording = _RECORDINGS.get(block)
     if recording is None or recording.facts != survey.facts:
         table = StepTable(x.dtype, x.shape[1], states, survey)
         try:
@@ -112,7 +111,7 @@ def step_block(
         except NotRecordedError:
             return None
         recording = table.recording(output)
-        _KEPT[block] = recording
+        _RECORDINGS[block] = recording
     elif any(map(has_hooks, survey.linears)):
         return None
     return recording.run(x, states, survey.tensors)
