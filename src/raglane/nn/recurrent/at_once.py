@@ -122,7 +122,7 @@ def _infer_table(
     result = _run(*parts, hx, table.sizes, values, need_output, table.order, table.number)
     if result is None or not is_pack or not need_output:
         return result
-    return input._replace(data=result[0]), result[1]
+    return input._make((result[0], *input[1:])), result[1]
 
 
 def _table_of(input: Any, lengths: Any, batch_first: bool) -> RowTable | None:

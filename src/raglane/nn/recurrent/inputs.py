@@ -169,7 +169,12 @@ def _read_packed(packed: PackedSequence) -> Inputs:
     flatten = partial(_flatten_packed, packed)
     find_table = partial(table_of_packed, packed)
     return Inputs(
-        data, flatten, layout, lambda output: packed._replace(data=output), find_table, "packed"
+        data,
+        flatten,
+        layout,
+        lambda output: packed._make((output, *packed[1:])),
+        find_table,
+        "packed",
     )
 
 
