@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ def step(layer: Stack, x_t: Any, state: Any) -> tuple[Tensor, State] | None:
 
 def _prepare(
     layer: Stack, values: Tensor, kind: InputKind
-) -> tuple[CallPlan, tuple[Any, ...], tuple[Tensor, ...]]:
+) -> tuple[CallPlan, Sequence[Any], tuple[Tensor, ...]]:
     """Return the plan of a call, and the weights of the layer or their packed form."""
     plan: CallPlan | None = plans.get(layer)
     settings = type(layer)._settings(layer)
@@ -66,10 +66,10 @@ def _prepare(
         packed = plan.stored.packed_of(layer._parameters)
         if packed:
             return plan, (), packed
-    weights = layer._weights()
     if plan is None or not is_known:
-        plan = plan_of(layer, weights, values, kind=kind)
-    return plan, weights, () if plan.stored is None else plan.stored.packed_for(weights)
+        plan = plan_of(layer, layer._weights(), values, kind=kind)
+    weights = layer._weights_in_order()
+    return plan, weights, () if plan.stored is None else plan.stored.packed_for((weights,))
 
 
 def infer(
@@ -158,7 +158,7 @@ def _has_hooks(layer: Stack) -> bool:
 
 def _run(
     plan: CallPlan,
-    weights: tuple[Any, ...],
+    weights: Sequence[Any],
     packed: tuple[Tensor, ...],
     hx: Any,
     sizes: Tensor | None,
@@ -178,10 +178,9 @@ def _run(
         h, c = hx
     if h is not None and type(h) not in _PLAIN:
         return None
-    flat: Any = weights[0] if len(weights) == 1 else tuple(chain.from_iterable(weights))
     leave_lost_threads()
     results = backend.infer(
-        plan.kernels, packed, sizes, values, h, c, flat, need_output, order, layout
+        plan.kernels, packed, sizes, values, h, c, weights, need_output, order, layout
     )
     if not results:
         return None
