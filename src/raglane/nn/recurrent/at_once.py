@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -66,9 +67,15 @@ def _prepare(
         packed = plan.stored.packed_of(layer._parameters)
         if packed:
             return plan, (), packed
-    if plan is None or not is_known:
-        plan = plan_of(layer, layer._weights(), values, kind=kind)
-    weights = layer._weights_in_order()
+    weights: Sequence[Any]
+    if plan is not None and is_known:
+        weights = layer._weights_in_order()
+    else:
+        groups = layer._weights()
+        plan = plan_of(layer, groups, values, kind=kind)
+        if not plan.kernels:
+            return plan, (), ()
+        weights = tuple(chain.from_iterable(groups))
     return plan, weights, () if plan.stored is None else plan.stored.packed_for((weights,))
 
 
