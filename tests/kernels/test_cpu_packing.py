@@ -22,12 +22,16 @@ from cpu_networks import (
     POISON,
     Network,
     Use,
+    assert_close,
     assert_same_bits,
     make,
 )
+from raglane.kernels import reference
 from raglane.kernels.cpu.backend import BACKEND
 
 TYPES = (torch.float32, torch.bfloat16)
+# The largest difference from float64, see assert_close.
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
 def one_step(network: Network, sequences: int) -> Network:
@@ -50,7 +54,7 @@ def test_one_step_has_the_bits_of_the_first_of_several(
     any_threads: Callable[[int], None],
 ) -> None:
     """The panels of a single step are packed in turn, those of several steps before or in the
-    first one.
+    first one, and stay for the others.
     """
     use(isa, POISON | DIVISIONS[division])
     with torch.no_grad():
@@ -59,6 +63,8 @@ def test_one_step_has_the_bits_of_the_first_of_several(
             network = make(cell, [3] * most, (33, hidden, 0)).map(lambda t: t.to(dtype))
             any_threads(1)
             together = network.run(BACKEND)[0]
+            exact = network.map(Tensor.double).run(reference.BACKEND)[0]
+            assert_close([together], [exact], TOLERANCES[dtype])
             for threads in (1, 2):
                 any_threads(threads)
                 for sequences in (1, most):
