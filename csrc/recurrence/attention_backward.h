@@ -23,10 +23,9 @@ template <class S> class AttentionBackward : AttentionCall<S> {
   int32_t run() {
     const int64_t sets = parts_ * splits_, of_keys = c_.key_heads * c_.key_size;
     const int64_t of_decays = c_.heads * (c_.per_key ? c_.key_size : 1);
-    const bool copies = sets > 1;
     Scratch<A> of_q, of_k, of_decay, of_gain;
     const auto reserve = [&](Scratch<A>& parts, int64_t each) { return parts.reserve(c_.elements * each, Base::poison()); };
-    if (!reserve(of_q, copies ? of_keys * sets : 0) || !reserve(of_k, copies ? of_keys * sets : 0) ||
+    if (!reserve(of_q, copies() ? of_keys * sets : 0) || !reserve(of_k, copies() ? of_keys * sets : 0) ||
         !reserve(of_decay, of_decays * splits_) || !reserve(of_gain, c_.heads * splits_))
       return RAGLANE_OUT_OF_MEMORY;
     q_parts_ = of_q.get(), k_parts_ = of_k.get(), decay_parts_ = of_decay.get(), gain_parts_ = of_gain.get();
@@ -37,8 +36,8 @@ template <class S> class AttentionBackward : AttentionCall<S> {
       const auto add = [&](auto* to, const A* parts, int64_t each, int64_t count) {
         if (to) write_sum(to + first * each, parts + first * each, (end - first) * each, count, c_.elements * each);
       };
-      if (copies) add((S*)c_.grad_q, q_parts_, of_keys, sets);
-      if (copies) add((S*)c_.grad_k, k_parts_, of_keys, sets);
+      if (copies()) add((S*)c_.grad_q, q_parts_, of_keys, sets);
+      if (copies()) add((S*)c_.grad_k, k_parts_, of_keys, sets);
       add((A*)c_.grad_log_decay, decay_parts_, of_decays, splits_);
       add((A*)(c_.log_gain ? c_.grad_log_gain : c_.grad_gain), gain_parts_, c_.heads, splits_);
     });
@@ -60,6 +59,7 @@ template <class S> class AttentionBackward : AttentionCall<S> {
   int64_t parts_, splits_, blocks_;  // of the heads of a head of k; of the blocks of a head; blocks of a head's state
   A *q_parts_ = nullptr, *k_parts_ = nullptr, *decay_parts_ = nullptr, *gain_parts_ = nullptr;
 
+  bool copies() const { return parts_ * splits_ > 1; }
   int64_t per_key_head() const { return c_.heads / c_.key_heads; }
   int64_t most_heads() const { return (per_key_head() + parts_ - 1) / parts_; }
   int64_t most_blocks() const { return (blocks_ + splits_ - 1) / splits_; }
@@ -165,7 +165,7 @@ template <class S> class AttentionBackward<S>::Task {
     if (!to) return;
     for (int t = 0; t < count_; t++) {
       const int64_t at = ((first_ + t) * c_.key_heads + key_head_) * c_.key_size;
-      if (l_.parts_ * l_.splits_ > 1) write_sum(parts + set_ * c_.elements * c_.key_heads * c_.key_size + at, from + t * l_.padded_, c_.key_size);
+      if (l_.copies()) write_sum(parts + set_ * c_.elements * c_.key_heads * c_.key_size + at, from + t * l_.padded_, c_.key_size);
       else write_sum(to + at, from + t * l_.padded_, c_.key_size);
     }
   }

@@ -99,9 +99,7 @@ template <class S> class AttentionBackward<S>::Products : Task {
   }
 
   void run() {
-    each_head([&](int64_t head, A* after) {
-      read_rows(after, state_of(head, c_.grad_final, c_.grad_final_normaliser), 0, keys_);
-    });
+    each_head([&](int64_t head, A* after) { read(after, state_of(head, c_.grad_final, c_.grad_final_normaliser), 0, keys_); });
     has_after_ = c_.grad_final || c_.grad_final_normaliser;
     for (int64_t end = length_; end > 0; end = first_ - begin_) {
       const int64_t least = (end - 1) / border * border;
@@ -139,7 +137,7 @@ template <class S> class AttentionBackward<S>::Products : Task {
             normalisers && has_normaliser_ ? (const A*)normalisers + at * c_.key_size : nullptr};
   }
   // Its rows of some keys to scratch (keys, columns), the normaliser after the columns of v.
-  void read_rows(A* to, const State& from, int64_t first, int64_t count) const {
+  void read(A* to, const State& from, int64_t first, int64_t count) const {
     memset((void*)to, 0, count * columns_ * sizeof(A));
     for (int64_t key = first; key < first + count && key < c_.key_size; key++, to += columns_) {
       if (from.state) copy_row(to, from.state + key * c_.value_size + first_column_, values_);
@@ -303,7 +301,7 @@ template <class S> class AttentionBackward<S>::Products : Task {
     if (from > 0) state = {l_.border_at(b_, first_, head), has_normaliser_ ? l_.normaliser_border_at(b_, first_, head) : nullptr};
     A* rows = grad_v_;  // some keys at a time
     for (int64_t first = 0; first < keys_; first += width) {
-      read_rows(rows, state, first, width);
+      read(rows, state, first, width);
       transpose_all(state_ + first, keys_, rows, columns_, width, columns_);
     }
   }

@@ -171,17 +171,19 @@ template <class A> class MambaStep {
   template <int ROWS, int N> static void multiply_tile(const RowProduct<A>& p, int64_t row, int64_t column) {
     V sums[ROWS][N] = {};
     const A *rows = p.rows + row * p.stride, *weight = p.weight + column * p.depth;
-    in_vectors<A>(p.depth, [&](int64_t k, int count) {
+    const int64_t stride = p.stride, depth = p.depth;
+    for (int64_t k = 0; k < depth; k += width) {
+      const int count = lanes_of<A>(k, depth);
       V x[ROWS];
 #pragma GCC unroll 2
-      for (int r = 0; r < ROWS; r++) x[r] = load(rows + r * p.stride + k, count);
+      for (int r = 0; r < ROWS; r++) x[r] = load(rows + r * stride + k, count);
       RAGLANE_EACH {
-        const V w = load(weight + i * p.depth + k, count);
-        fetch<A>(weight + N * p.depth, k * N + i * width);  // of the next rows
+        const V w = load(weight + i * depth + k, count);
+        fetch<A>(weight + N * depth, k * N + i * width);  // of the next rows
 #pragma GCC unroll 2
         for (int r = 0; r < ROWS; r++) sums[r][i] = fma(w, x[r], sums[r][i]);
       }
-    });
+    }
     A* to = p.to + row * p.of_to + column;
     for (int r = 0; r < ROWS; r++)
       for (int i = 0; i < N; i++) to[r * p.of_to + i] = sum_of(sums[r][i]) + (p.bias ? p.bias[column + i] : 0);
