@@ -99,7 +99,7 @@ struct SelectiveScan {
 // A checked call of linear attention.
 struct LinearAttention {
   const raglane_attention* attention;
-  const int64_t* order;  // the sequences that are not empty, longest first
+  const int64_t* order;  // the sequences, longest first; the states of those that are empty pass through
   int64_t ordered;
 };
 

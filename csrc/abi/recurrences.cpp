@@ -11,20 +11,31 @@ constexpr int64_t most_width = 1 << 20, most_rows = int64_t(1) << 40;
 // Operations of an exponential function and what follows it.
 constexpr double scan_operations = 20;
 
+void between(const char* name, int64_t value, int64_t least, int64_t most) {
+  at_least(name, value, least);
+  if (value > most) fail("%s must be at most %lld, got %lld", name, (long long)most, (long long)value);
+}
+
+void check_size(const char* name, int64_t size) { between(name, size, 1, most_width); }
+
+void check_multiple(const char* name, int64_t value, const char* of, int64_t divisor) {
+  if (value % divisor != 0)
+    fail("%s must be a multiple of %s, %lld, got %lld", name, of, (long long)divisor, (long long)value);
+}
+
+// Some of a number of columns, from `first` on.
+void check_columns(const char* name, int64_t first, int64_t count, int64_t columns) {
+  if (first < 0 || first > columns - count)
+    fail("%s must be from 0 to %lld, got %lld", name, (long long)(columns - count), (long long)first);
+}
+
 template <class Call> void check_head(const Call& call) {
   if (call.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)call.abi);
   if (call.dtype < RAGLANE_FLOAT32 || call.dtype > RAGLANE_BFLOAT16)
     fail("dtype must be RAGLANE_FLOAT32, RAGLANE_FLOAT64 or RAGLANE_BFLOAT16, got %lld", (long long)call.dtype);
-  at_least("threads", call.threads, 1);
-  at_least("sequences", call.sequences, 0);
-  at_least("elements", call.elements, 0);
-  if (call.threads > most_threads || call.sequences > most_rows || call.elements > most_rows)
-    fail("sizes must be at most those that this kernel supports, got more");
-}
-
-void check_size(const char* name, int64_t size) {
-  at_least(name, size, 1);
-  if (size > most_width) fail("%s must be at most %lld, got %lld", name, (long long)most_width, (long long)size);
+  between("threads", call.threads, 1, most_threads);
+  between("sequences", call.sequences, 0, most_rows);
+  between("elements", call.elements, 0, most_rows);
 }
 
 void check(const raglane_selective_scan& call, bool backward) {
@@ -32,8 +43,7 @@ void check(const raglane_selective_scan& call, bool backward) {
   check_size("channels", call.channels);
   check_size("groups", call.groups);
   check_size("states", call.states);
-  if (call.channels % call.groups != 0)
-    fail("channels must be a multiple of groups, %lld, got %lld", (long long)call.groups, (long long)call.channels);
+  check_multiple("channels", call.channels, "groups", call.groups);
   if (!(call.least_dt <= call.most_dt)) fail("least_dt must be at most most_dt, got %g and %g", call.least_dt, call.most_dt);
   present("A", call.A);
   if (call.elements > 0) {
@@ -65,23 +75,20 @@ template <class Call> void check_sizes_of_heads(const Call& call) {
   check_size("heads", call.heads);
   check_size("key_size", call.key_size);
   check_size("value_size", call.value_size);
-  if (call.heads % call.key_heads != 0)
-    fail("heads must be a multiple of key_heads, %lld, got %lld", (long long)call.key_heads, (long long)call.heads);
+  check_multiple("heads", call.heads, "key_heads", call.key_heads);
 }
 
 template <class Call> void check_head_of_step(const Call& call) {
   if (call.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)call.abi);
   if (call.dtype != RAGLANE_FLOAT32 && call.dtype != RAGLANE_FLOAT64)
     fail("dtype must be RAGLANE_FLOAT32 or RAGLANE_FLOAT64, got %lld", (long long)call.dtype);
-  at_least("rows", call.rows, 0);
-  if (call.rows > most_width) fail("rows must be at most %lld, got %lld", (long long)most_width, (long long)call.rows);
+  between("rows", call.rows, 0, most_width);
 }
 
 template <class Call> void check_step(const Call& call) {
   check_head_of_step(call);
   check_size("taps", call.taps);
-  at_least("kept", call.kept, call.taps - 1);
-  if (call.kept > most_width) fail("kept must be at most %lld, got %lld", (long long)most_width, (long long)call.kept);
+  between("kept", call.kept, call.taps - 1, most_width);
   present("conv_weight", call.conv_weight);
   if (call.rows == 0) return;
   present("state", call.state), present("output", call.output);
@@ -106,12 +113,9 @@ void check(const raglane_attention_step& call) {
   check_step(call);
   check_sizes_of_heads(call);
   const int64_t columns = call.heads * call.value_size, keys = call.key_heads * call.key_size, channels = 2 * keys + columns;
-  for (int64_t first : {call.q_first, call.k_first}) {
-    if (first < 0 || first > channels - keys)
-      fail("q_first and k_first must be from 0 to %lld, got %lld", (long long)(channels - keys), (long long)first);
-  }
-  if (call.v_first < 0 || call.v_first > channels - columns)
-    fail("v_first must be from 0 to %lld, got %lld", (long long)(channels - columns), (long long)call.v_first);
+  check_columns("q_first", call.q_first, keys, channels);
+  check_columns("k_first", call.k_first, keys, channels);
+  check_columns("v_first", call.v_first, columns, channels);
   if (call.transposed && call.delta) fail("delta must be without transposed, got both");
   at_least("norm_groups", call.norm_groups, 1);
   at_least("norm_size", call.norm_size, 1);
@@ -126,10 +130,7 @@ struct Columns {
   const raglane_block_step& call;
 
   // Columns of the table that an operation reads or writes.
-  void within(const char* name, int64_t first, int64_t count) const {
-    if (first < 0 || first > call.columns - count)
-      fail("%s must be from 0 to %lld, got %lld", name, (long long)(call.columns - count), (long long)first);
-  }
+  void within(const char* name, int64_t first, int64_t count) const { check_columns(name, first, count, call.columns); }
   void written(const raglane_row_operation& o, const void* state, const void* next) const {
     if (o.count < 1 || call.rows == 0) return;
     present("state", state), present("next", next);
@@ -139,38 +140,34 @@ struct Columns {
   void check(const raglane_row_operation& o) const {
     for (int64_t size : {o.count, o.parts, o.size, o.extent}) check_size("count, parts, size and extent", size);
     within("to", o.to, o.count);
+    const bool reads_parts = o.kind == RAGLANE_ROW_PRODUCT || o.kind == RAGLANE_ROW_ATTEND;
+    within("a", o.a, reads_parts ? o.parts * o.size : o.count);
     switch (o.kind) {
       case RAGLANE_ROW_PRODUCT:
-        if (o.count % o.parts) fail("count must be a multiple of parts, %lld, got %lld", (long long)o.parts, (long long)o.count);
-        within("a", o.a, o.parts * o.size);
+        check_multiple("count", o.count, "parts", o.parts);
         return present("weight", o.weight);
       case RAGLANE_ROW_CONVOLVE:
-        within("a", o.a, o.count);
         present("weight", o.weight);
         return o.size > 1 ? written(o, o.state, o.next) : void();
       case RAGLANE_ROW_FUNCTION:
-        if (o.option < 0 || o.option > RAGLANE_ROW_CAP) fail("option must be a function, got %lld", (long long)o.option);
-        return within("a", o.a, o.count);
+        return between("option", o.option, 0, RAGLANE_ROW_CAP);
       case RAGLANE_ROW_ADD:
       case RAGLANE_ROW_MULTIPLY:
-        if (o.weight && o.count % o.size) fail("count must be a multiple of size, %lld, got %lld", (long long)o.size, (long long)o.count);
-        if (!o.weight) within("b", o.b, o.count);
-        return within("a", o.a, o.count);
+        return o.weight ? check_multiple("count", o.count, "size", o.size) : within("b", o.b, o.count);
       case RAGLANE_ROW_NORM:
         if (o.count != o.parts * o.size) fail("count must be parts times size, got %lld", (long long)o.count);
-        return within("a", o.a, o.count);
+        return;
       case RAGLANE_ROW_ATTEND:
-        if (o.extent % o.parts || o.count % o.extent)
-          fail("parts must divide extent, and extent must divide count, got %lld, %lld and %lld", (long long)o.parts,
-               (long long)o.extent, (long long)o.count);
-        within("a", o.a, o.parts * o.size), within("b", o.b, o.parts * o.size), within("c", o.c, o.count);
+        check_multiple("extent", o.extent, "parts", o.parts);
+        check_multiple("count", o.count, "extent", o.extent);
+        within("b", o.b, o.parts * o.size), within("c", o.c, o.count);
         within("d", o.d, o.extent), within("e", o.e, o.extent);
         written(o, o.state, o.next);
         if (o.option != 2) return;
         written(o, o.second, o.next_second);
         return written(o, o.third, o.next_third);
       case RAGLANE_ROW_DECAY:
-        within("a", o.a, o.count), within("b", o.b, o.count), within("c", o.c, o.count);
+        within("b", o.b, o.count), within("c", o.c, o.count);
         present("weight", o.weight);
         written(o, o.state, o.next);
         return written(o, o.second, o.next_second);
@@ -214,16 +211,6 @@ void check(const raglane_attention& call, bool backward) {
   if (call.log_gain && !backward) present("final_stabiliser", call.final_stabiliser);
 }
 
-// Of empty sequences final states are the initial ones, and so are their gradients.
-void copy_empty(const raglane_attention& call, const void* from, void* to, int64_t numbers) {
-  const int64_t bytes = numbers * (call.dtype == RAGLANE_FLOAT64 ? 8 : 4);
-  for (int64_t b = 0; to && b < call.sequences; b++) {
-    if (call.offsets[b] < call.offsets[b + 1]) continue;
-    char* row = (char*)to + b * bytes;
-    from ? (void)std::memcpy(row, (const char*)from + b * bytes, bytes) : (void)std::memset(row, 0, bytes);
-  }
-}
-
 int32_t attend(const raglane_attention* given, bool backward, char* message, int64_t size) {
   return guarded(message, size, [&] {
     present("attention", given);
@@ -235,19 +222,19 @@ int32_t attend(const raglane_attention* given, bool backward, char* message, int
     const double each = (backward ? 20 : 6) * (double)mine.heads * (double)(mine.key_size * mine.value_size);
     if (mine.flags == 0) mine.threads = useful_threads(mine.threads, each * (double)mine.elements);
     std::vector<int64_t> order = order_of(mine.offsets, mine.sequences);
-    LinearAttention call{&mine, order.data(), (int64_t)order.size()};
-    const int32_t status = (backward ? kernels.attend_backward : kernels.attend)(call);
-    if (status != RAGLANE_OK) return status;
-    const int64_t sizes[] = {mine.heads * mine.key_size * mine.value_size, mine.heads * mine.key_size, mine.heads};
-    const void* initial[] = {mine.initial, mine.initial_normaliser, mine.initial_stabiliser};
-    const void* grad_final[] = {mine.grad_final, mine.grad_final_normaliser, mine.grad_final_stabiliser};
-    void* final[] = {mine.final, mine.final_normaliser, mine.final_stabiliser};
-    void* grad_initial[] = {mine.grad_initial, mine.grad_initial_normaliser, mine.grad_initial_stabiliser};
-    for (int state = 0; state < (mine.log_gain ? 3 : 1); state++) {
-      if (backward) copy_empty(mine, grad_final[state], grad_initial[state], sizes[state]);
-      else copy_empty(mine, initial[state], final[state], sizes[state]);
-    }
-    return status;
+    for (int64_t b = 0; b < mine.sequences; b++)
+      if (offsets[b] == offsets[b + 1]) order.push_back(b);
+    return (backward ? kernels.attend_backward : kernels.attend)({&mine, order.data(), mine.sequences});
+  });
+}
+
+template <class Call>
+int32_t step(const Call* given, int32_t (*Kernels::*kernel)(const Call&), char* message, int64_t size) {
+  return guarded(message, size, [&] {
+    present("step", given);
+    const Call mine = *given;
+    check(mine);
+    return (kernels_of(mine.isa, mine.dtype).*kernel)(mine);
   });
 }
 
@@ -265,31 +252,16 @@ int32_t raglane_scan_selectively_backward(const raglane_selective_scan* call, ch
   return scan(call, true, message, size);
 }
 
-int32_t raglane_step_mamba(const raglane_mamba_step* step, char* message, int64_t size) {
-  return guarded(message, size, [&] {
-    present("step", step);
-    const raglane_mamba_step mine = *step;
-    check(mine);
-    return kernels_of(mine.isa, mine.dtype).step_mamba(mine);
-  });
+int32_t raglane_step_mamba(const raglane_mamba_step* given, char* message, int64_t size) {
+  return step(given, &Kernels::step_mamba, message, size);
 }
 
-int32_t raglane_step_attention(const raglane_attention_step* step, char* message, int64_t size) {
-  return guarded(message, size, [&] {
-    present("step", step);
-    const raglane_attention_step mine = *step;
-    check(mine);
-    return kernels_of(mine.isa, mine.dtype).step_attention(mine);
-  });
+int32_t raglane_step_attention(const raglane_attention_step* given, char* message, int64_t size) {
+  return step(given, &Kernels::step_attention, message, size);
 }
 
-int32_t raglane_step_block(const raglane_block_step* step, char* message, int64_t size) {
-  return guarded(message, size, [&] {
-    present("step", step);
-    const raglane_block_step mine = *step;
-    check(mine);
-    return kernels_of(mine.isa, mine.dtype).step_block(mine);
-  });
+int32_t raglane_step_block(const raglane_block_step* given, char* message, int64_t size) {
+  return step(given, &Kernels::step_block, message, size);
 }
 
 int32_t raglane_attend(const raglane_attention* call, char* message, int64_t size) {

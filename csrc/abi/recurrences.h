@@ -19,20 +19,16 @@ RAGLANE_EXPORT int64_t raglane_border(void);
 #define RAGLANE_SELECTIVE_SCAN_FIELDS(FIELD)                                                                         \
   FIELD(int64_t, abi) FIELD(int64_t, isa) FIELD(int64_t, dtype) FIELD(int64_t, flags) FIELD(int64_t, threads)        \
   FIELD(int64_t, sequences) FIELD(int64_t, elements) /* as in a layer */                                             \
-  FIELD(int64_t, channels)          /* E, a multiple of the groups */                                                \
-  FIELD(int64_t, groups)            /* G */                                                                          \
+  FIELD(int64_t, channels) FIELD(int64_t, groups) /* E and G, which divides it */                                    \
   FIELD(int64_t, states)            /* S */                                                                          \
   FIELD(int64_t, softplus)          /* 1: of dt, else 0 */                                                           \
   FIELD(double, least_dt) FIELD(double, most_dt)                                                                     \
   FIELD(const int64_t*, offsets)    /* (B + 1), as in a layer */                                                     \
   FIELD(const unsigned char*, resets) /* (N): the state is 0 before an element with a number other than 0; or null */\
-  FIELD(const void*, x)             /* real (N, E) */                                                                \
-  FIELD(const void*, dt)            /* real (N, E) */                                                                \
+  FIELD(const void*, x) FIELD(const void*, dt) /* real (N, E) */                                                     \
   FIELD(const void*, A)             /* sum (E, S) */                                                                 \
-  FIELD(const void*, B)             /* real (N, G, S) */                                                             \
-  FIELD(const void*, C)             /* real (N, G, S) */                                                             \
-  FIELD(const void*, D)             /* sum (E) or null */                                                            \
-  FIELD(const void*, dt_bias)       /* sum (E) or null */                                                            \
+  FIELD(const void*, B) FIELD(const void*, C) /* real (N, G, S) */                                                   \
+  FIELD(const void*, D) FIELD(const void*, dt_bias) /* sum (E) or null */                                            \
   FIELD(const void*, initial)       /* sum (B, E, S) or null for zeros */                                            \
   FIELD(void*, output)              /* real (N, E), only forward */                                                  \
   FIELD(void*, final)               /* sum (B, E, S), only forward */                                                \
@@ -53,10 +49,8 @@ RAGLANE_EXPORT int32_t raglane_scan_selectively_backward(const raglane_selective
 #define RAGLANE_ATTENTION_FIELDS(FIELD)                                                                              \
   FIELD(int64_t, abi) FIELD(int64_t, isa) FIELD(int64_t, dtype) FIELD(int64_t, flags) FIELD(int64_t, threads)        \
   FIELD(int64_t, sequences) FIELD(int64_t, elements) /* as in a layer */                                             \
-  FIELD(int64_t, key_heads)         /* G */                                                                          \
-  FIELD(int64_t, heads)             /* H, a multiple of G */                                                         \
-  FIELD(int64_t, key_size)          /* K */                                                                          \
-  FIELD(int64_t, value_size)        /* V */                                                                          \
+  FIELD(int64_t, key_heads) FIELD(int64_t, heads) /* G, and H, a multiple of G */                                    \
+  FIELD(int64_t, key_size) FIELD(int64_t, value_size) /* K and V */                                                  \
   FIELD(int64_t, per_key)           /* 1: a decay for each key, else 0: for each head */                             \
   FIELD(int64_t, delta)             /* 1 or 0 */                                                                     \
   FIELD(double, scale) FIELD(double, eps) /* eps is at least 0 */                                                    \
@@ -98,10 +92,8 @@ RAGLANE_EXPORT int32_t raglane_attend_backward(const raglane_attention* attentio
   FIELD(int64_t, abi) FIELD(int64_t, isa) FIELD(int64_t, dtype) FIELD(int64_t, flags) /* as in a layer */            \
   FIELD(int64_t, rows)              /* B */                                                                          \
   FIELD(int64_t, inputs) FIELD(int64_t, outputs) /* D and O */                                                       \
-  FIELD(int64_t, channels)          /* E */                                                                          \
-  FIELD(int64_t, states)            /* S */                                                                          \
-  FIELD(int64_t, taps)              /* K of the convolution */                                                       \
-  FIELD(int64_t, kept)              /* the inputs in its state, at least K - 1 */                                    \
+  FIELD(int64_t, channels) FIELD(int64_t, states) /* E and S */                                                      \
+  FIELD(int64_t, taps) FIELD(int64_t, kept) /* K of the convolution; the inputs in its state, at least K - 1 */      \
   FIELD(int64_t, rank)              /* R of the step sizes */                                                        \
   FIELD(int64_t, row_stride) FIELD(int64_t, channel_stride) FIELD(int64_t, tap_stride) /* of `earlier` */            \
   FIELD(int64_t, logarithms)        /* 1: A is log(-A), else 0 */                                                    \
@@ -195,8 +187,7 @@ typedef struct raglane_row_operation { RAGLANE_ROW_OPERATION_FIELDS(RAGLANE_FIEL
 
 #define RAGLANE_BLOCK_STEP_FIELDS(FIELD)                                                                             \
   FIELD(int64_t, abi) FIELD(int64_t, isa) FIELD(int64_t, dtype) FIELD(int64_t, flags) /* as in a layer */            \
-  FIELD(int64_t, rows)              /* B */                                                                          \
-  FIELD(int64_t, inputs)            /* D */                                                                          \
+  FIELD(int64_t, rows) FIELD(int64_t, inputs) /* B and D */                                                          \
   FIELD(int64_t, columns)           /* of the table */                                                               \
   FIELD(int64_t, first) FIELD(int64_t, outputs) /* the columns of the output: the first one, and O */                \
   FIELD(int64_t, operations)        /* how many */                                                                   \

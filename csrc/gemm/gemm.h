@@ -371,7 +371,6 @@ template <class S> struct Panels {
         pack_part(at_row, panel, begin, begin + at_once < steps() ? begin + at_once : steps());
   }
 
- private:
   // Whole squares of words: without masks, and unrolled.
   static RAGLANE_INLINE void pack_squares(const S* from, int64_t row_stride, int64_t words, A* to, int64_t stride) {
     for (int64_t k = 0; k < words; k += width, to += width * stride) {
@@ -385,6 +384,7 @@ template <class S> struct Panels {
     }
   }
 
+ private:
   template <class Row> void pack_part(Row&& at_row, int64_t panel, int64_t begin, int64_t end) const {
     int in_panel = units_in(panel);
     A* to = (A*)at(panel) + begin * in_panel * width;

@@ -48,8 +48,7 @@ template <class S> class AttentionForward : AttentionCall<S> {
   struct Rows {
     const A *q, *k;
     int64_t stride;
-    const A* decays;  // of each key
-    int64_t decay_stride;
+    const A* decays;  // of each key, in whole vectors
   };
 
   void run_block(int64_t b, int64_t head, int64_t block, A* scratch) const {
@@ -58,21 +57,27 @@ template <class S> class AttentionForward : AttentionCall<S> {
     Columns columns{column, (int)(rest < vectors_ * width ? rest : vectors_ * width), 1};
     while (columns.vectors * width < columns.count) columns.vectors *= 2;
     A *state = scratch, *rows = state + size * row_vectors(vectors_) * width, *normaliser = rows + 4 * border * whole_vectors<A>(size);
+    const int64_t at = b * c_.heads + head;
     A level = 0;
-    read_state(state, (const A*)c_.initial, b, head, columns);
+    const int64_t row = row_vectors(columns.vectors) * width;
+    memset((void*)state, 0, size * row * sizeof(A));
+    const int64_t corner = at * Base::state_size() + columns.first;
+    for (int64_t i = 0; c_.initial && i < size; i++)
+      memcpy((void*)(state + i * row), (const A*)c_.initial + corner + i * c_.value_size, columns.count * sizeof(A));
     if (c_.log_gain) {
-      const int64_t at = b * c_.heads + head;
-      level = c_.initial_stabiliser ? ((const A*)c_.initial_stabiliser)[at] : 0;
+      level = Base::number(c_.initial_stabiliser, at);
       memset((void*)normaliser, 0, whole_vectors<A>(size) * sizeof(A));
       if (c_.initial_normaliser) memcpy((void*)normaliser, (const A*)c_.initial_normaliser + at * size, size * sizeof(A));
     }
+    // The state, and the normaliser if there is one.
+    const auto write = [&](A* to, A* of_normaliser) {
+      for (int64_t i = 0; i < size; i++)
+        memcpy((void*)(to + columns.first + i * c_.value_size), state + i * row, columns.count * sizeof(A));
+      if (c_.log_gain && block == 0) memcpy((void*)of_normaliser, normaliser, size * sizeof(A));
+    };
     for (int64_t first = begin; first < end; first += border) {
       const int count = (int)(end - first < border ? end - first : border);
-      if (first > begin && c_.borders) {
-        copy_state(Base::border_at(b, first, head), state, columns);
-        if (c_.log_gain && block == 0)
-          memcpy((void*)Base::normaliser_border_at(b, first, head), normaliser, size * sizeof(A));
-      }
+      if (first > begin && c_.borders) write(Base::border_at(b, first, head), Base::normaliser_border_at(b, first, head));
       Factors factors;
       Base::find_factors(factors, first, count, head, level, block == 0);
       const Rows current = rows_of(first, count, head, rows);
@@ -80,45 +85,25 @@ template <class S> class AttentionForward : AttentionCall<S> {
       if (c_.log_gain) normalise(current, factors, first, count, head, normaliser, divisors, block == 0);
       with_vectors(columns, current, factors, first, count, head, state, divisors);
     }
-    const int64_t at = b * c_.heads + head;
-    copy_state((A*)c_.final + at * Base::state_size(), state, columns);
-    if (!c_.log_gain || block > 0) return;
-    memcpy((void*)((A*)c_.final_normaliser + at * size), normaliser, size * sizeof(A));
-    ((A*)c_.final_stabiliser)[at] = level;
-  }
-
-  void read_state(A* to, const A* from, int64_t b, int64_t head, const Columns& columns) const {
-    const int64_t row = row_vectors(columns.vectors) * width;
-    memset((void*)to, 0, c_.key_size * row * sizeof(A));
-    if (!from) return;
-    from += (b * c_.heads + head) * Base::state_size() + columns.first;
-    for (int64_t i = 0; i < c_.key_size; i++)
-      memcpy((void*)(to + i * row), from + i * c_.value_size, columns.count * sizeof(A));
-  }
-  void copy_state(A* to, const A* from, const Columns& columns) const {
-    for (int64_t i = 0; i < c_.key_size; i++)
-      memcpy((void*)(to + columns.first + i * c_.value_size), from + i * row_vectors(columns.vectors) * width, columns.count * sizeof(A));
+    A* of_normaliser = c_.log_gain ? (A*)c_.final_normaliser + at * size : nullptr;
+    write((A*)c_.final + at * Base::state_size(), of_normaliser);
+    if (c_.log_gain && block == 0) ((A*)c_.final_stabiliser)[at] = level;
   }
 
   Rows rows_of(int64_t first, int count, int64_t head, A* scratch) const {
     const int64_t size = c_.key_size, padded = whole_vectors<A>(size), stride = c_.key_heads * size;
-    const int64_t at = first * stride + head / (c_.heads / c_.key_heads) * size;
-    Rows rows{nullptr, nullptr, stride, nullptr, padded};
+    const int64_t key_head = head / (c_.heads / c_.key_heads), at = first * stride + key_head * size;
+    Rows rows{nullptr, nullptr, stride, nullptr};
     if constexpr (sizeof(S) == sizeof(A)) {
       rows.q = (const A*)c_.q + at, rows.k = (const A*)c_.k + at;
     } else {
-      for (int t = 0; t < count; t++) {
-        copy_row(scratch + t * padded, (const S*)c_.q + at + t * stride, size);
-        copy_row(scratch + (border + t) * padded, (const S*)c_.k + at + t * stride, size);
-      }
+      Base::read_keys(scratch, c_.q, first, count, key_head, padded);
+      Base::read_keys(scratch + border * padded, c_.k, first, count, key_head, padded);
       rows.q = scratch, rows.k = scratch + border * padded, rows.stride = padded;
     }
     if (!c_.per_key || !c_.log_decay) return rows;
     A* decays = scratch + 2 * border * padded;
-    for (int t = 0; t < count; t++) {
-      copy_row(decays + t * padded, (const A*)c_.log_decay + ((first + t) * c_.heads + head) * size, size);
-      exponentials(decays + t * padded, padded);
-    }
+    for (int t = 0; t < count; t++) Base::read_decays(decays + t * padded, first + t, head);
     rows.decays = decays;
     return rows;
   }
@@ -130,13 +115,12 @@ template <class S> class AttentionForward : AttentionCall<S> {
       const bool is_reset = Base::resets(first + t);
       const V decay = splat<V>(factors.decay[t]), gain = splat<V>(factors.gain[t]);
       V sum{};
-      for (int64_t i = 0; i < c_.key_size; i += width) {
-        const int here = (int)(c_.key_size - i < width ? c_.key_size - i : width);
+      in_vectors<A>(c_.key_size, [&](int64_t i, int lanes) {
         const V before = is_reset ? V{} : load(normaliser + i);
-        const V after = fma(load(rows.k + t * rows.stride + i, here), gain, decay * before);
+        const V after = fma(load(rows.k + t * rows.stride + i, lanes), gain, decay * before);
         store(normaliser + i, after);
-        sum = fma(load(rows.q + t * rows.stride + i, here), after, sum);
-      }
+        sum = fma(load(rows.q + t * rows.stride + i, lanes), after, sum);
+      });
       const A read = (A)c_.scale * sum_of(sum);
       divisors[t] = Base::divisor(read, factors.floor[t]);
       const int64_t at = (first + t) * c_.heads + head;
@@ -155,16 +139,12 @@ template <class S> class AttentionForward : AttentionCall<S> {
   enum Decay { none, of_head, of_key };
   template <int N, class... Arguments>
   void with_kind(const Columns& columns, const Rows& rows, Arguments&&... arguments) const {
-    const Decay decay = rows.decays ? of_key : c_.log_decay || c_.log_gain ? of_head : none;
-    if (c_.delta) {
-      if (decay == of_key) advance<N, true, of_key>(columns, rows, arguments...);
-      else if (decay == of_head) advance<N, true, of_head>(columns, rows, arguments...);
-      else advance<N, true, none>(columns, rows, arguments...);
-    } else {
-      if (decay == of_key) advance<N, false, of_key>(columns, rows, arguments...);
-      else if (decay == of_head) advance<N, false, of_head>(columns, rows, arguments...);
-      else advance<N, false, none>(columns, rows, arguments...);
-    }
+    const auto with_delta = [&]<bool DELTA>() {
+      if (rows.decays) advance<N, DELTA, of_key>(columns, rows, arguments...);
+      else if (c_.log_decay || c_.log_gain) advance<N, DELTA, of_head>(columns, rows, arguments...);
+      else advance<N, DELTA, none>(columns, rows, arguments...);
+    };
+    c_.delta ? with_delta.template operator()<true>() : with_delta.template operator()<false>();
   }
 
   template <int N, bool DELTA, Decay DECAY>
@@ -173,14 +153,11 @@ template <class S> class AttentionForward : AttentionCall<S> {
     constexpr int row = row_vectors(N);
     const int64_t size = c_.key_size;
     int lanes[N];
-    RAGLANE_EACH {
-      const int rest = columns.count - i * width;
-      lanes[i] = rest < 0 ? 0 : rest < width ? rest : width;
-    }
+    RAGLANE_EACH lanes[i] = i * width < columns.count ? lanes_of<A>(i * width, columns.count) : 0;
     for (int t = 0; t < count; t++) {
       if (Base::resets(first + t)) memset((void*)state, 0, size * row * width * sizeof(A));
       const A *q = rows.q + t * rows.stride, *k = rows.k + t * rows.stride;
-      const A* decays = rows.decays + (DECAY == of_key ? t * rows.decay_stride : 0);
+      const A* decays = rows.decays + (DECAY == of_key ? t * whole_vectors<A>(size) : 0);
       const int64_t at = ((first + t) * c_.heads + head) * c_.value_size + columns.first;
       const V decay = splat<V>(factors.decay[t]), gain = splat<V>(factors.gain[t]);
       const int64_t ahead = at + rows_ahead * c_.heads * c_.value_size;

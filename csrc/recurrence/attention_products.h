@@ -71,21 +71,14 @@ void multiply_all(A* to, int64_t stride, bool fresh, A factor, Broadcast<A> a, c
 // Transpose rows of whole vectors, as many as whole vectors have.
 template <class A>
 void transpose_all(A* to, int64_t to_stride, const A* from, int64_t from_stride, int64_t rows, int64_t columns) {
-  constexpr int width = Lanes<A>::width;
-  for (int64_t row = 0; row < rows; row += width)
-    for (int64_t column = 0; column < columns; column += width) {
-      Vec<A> square[width];
-#pragma GCC unroll 16
-      for (int i = 0; i < width; i++) square[i] = load(from + (row + i) * from_stride + column);
-      transpose<A>(square);
-#pragma GCC unroll 16
-      for (int i = 0; i < width; i++) store(to + (column + i) * to_stride + row, square[i]);
-    }
+  for (int64_t row = 0; row < rows; row += Lanes<A>::width)
+    Panels<A>::pack_squares(from + row * from_stride, from_stride, columns, to + row, to_stride);
 }
 
 template <class S> class AttentionBackward<S>::Products : Task {
   using Task::b_, Task::begin_, Task::c_, Task::count_, Task::end_block_, Task::end_head_, Task::factors_, Task::first_;
-  using Task::first_block_, Task::first_head_, Task::l_, Task::length_, Task::part_of, Task::split_, Task::take;
+  using Task::first_block_, Task::first_head_, Task::grad_k_, Task::grad_q_, Task::k_, Task::l_, Task::length_;
+  using Task::part_of, Task::q_, Task::split_, Task::take;
 
  public:
   Products(const AttentionBackward& loops, int64_t number, A* scratch) : Task(loops, number, scratch), keys_(loops.padded_) {
@@ -93,7 +86,6 @@ template <class S> class AttentionBackward<S>::Products : Task {
     first_column_ = first_block_ * columns, values_ = end - first_column_;
     has_normaliser_ = c_.log_gain && split_ == 0;
     width_ = values_ + has_normaliser_, columns_ = whole(width_);
-    q_ = take(border * keys_), k_ = take(border * keys_), grad_q_ = take(border * keys_), grad_k_ = take(border * keys_);
     k_columns_ = take(border * keys_), read_ = take(border * keys_);
     raw_ = take(border * columns_), v_ = take(border * columns_), o_ = take(border * columns_), grad_v_ = take(border * columns_);
     v_columns_ = take(border * columns_);
@@ -103,11 +95,11 @@ template <class S> class AttentionBackward<S>::Products : Task {
   }
   static int64_t numbers(const AttentionBackward& l) {
     const int64_t values = whole(l.most_blocks() * columns + 1);
-    return border * (6 * l.padded_ + 5 * values + 4 * border) + values * l.padded_ * (2 + l.most_heads());
+    return Task::numbers(l) + border * (2 * l.padded_ + 5 * values + 4 * border) + values * l.padded_ * (2 + l.most_heads());
   }
 
   void run() {
-    each_head([&](int64_t head, A* after) { read(after, head, c_.grad_final, c_.grad_final_normaliser); });
+    each_head([&](int64_t head, A* after) { read(after, state_of(head, c_.grad_final, c_.grad_final_normaliser), 0, keys_); });
     has_after_ = c_.grad_final || c_.grad_final_normaliser;
     for (int64_t end = length_; end > 0; end = first_ - begin_) {
       const int64_t least = (end - 1) / border * border;
@@ -124,7 +116,7 @@ template <class S> class AttentionBackward<S>::Products : Task {
   int64_t first_column_, values_, width_, columns_;  // the columns of v of this split; with a normaliser; in whole vectors
   bool has_normaliser_, has_after_, has_state_ = false, is_reset_ = false;
   // Rows of keys and of columns of v, and their transposes; numbers of two steps; states, (columns, keys) but afters_.
-  A *q_, *k_, *grad_q_, *grad_k_, *k_columns_, *read_, *raw_, *v_, *o_, *grad_v_, *v_columns_;
+  A *k_columns_, *read_, *raw_, *v_, *o_, *grad_v_, *v_columns_;
   A *decays_, *weights_, *scores_, *errors_, *state_, *after_columns_, *afters_;
   A passed_[border], from_state_[border], from_after_[border];
 
@@ -135,17 +127,21 @@ template <class S> class AttentionBackward<S>::Products : Task {
   // Rows of scratch with numbers that count.
   int64_t rows() const { return whole(count_); }
 
-  // The gradient of a state (keys, columns), the normaliser after the columns of v.
-  void read(A* to, int64_t head, const void* states, const void* normalisers) const {
+  // A state (K, V) and its normaliser (K), each of which may be null for zeros.
+  struct State {
+    const A *state, *normaliser;
+  };
+  State state_of(int64_t head, const void* states, const void* normalisers) const {
     const int64_t at = b_ * c_.heads + head;
-    memset((void*)to, 0, columns_ * keys_ * sizeof(A));
-    read(to, states ? (const A*)states + at * l_.state_size() : nullptr,
-         normalisers ? (const A*)normalisers + at * c_.key_size : nullptr);
+    return {states ? (const A*)states + at * l_.state_size() : nullptr,
+            normalisers && has_normaliser_ ? (const A*)normalisers + at * c_.key_size : nullptr};
   }
-  void read(A* to, const A* state, const A* normaliser) const {
-    for (int64_t key = 0; key < c_.key_size; key++) {
-      if (state) memcpy((void*)(to + key * columns_), state + key * c_.value_size + first_column_, values_ * sizeof(A));
-      if (normaliser && has_normaliser_) to[key * columns_ + values_] = normaliser[key];
+  // Its rows of some keys to scratch (keys, columns), the normaliser after the columns of v.
+  void read(A* to, const State& from, int64_t first, int64_t count) const {
+    memset((void*)to, 0, count * columns_ * sizeof(A));
+    for (int64_t key = first; key < first + count && key < c_.key_size; key++, to += columns_) {
+      if (from.state) copy_row(to, from.state + key * c_.value_size + first_column_, values_);
+      if (from.normaliser) to[values_] = from.normaliser[key];
     }
   }
   void write(const A* from, int64_t head) const {
@@ -159,9 +155,7 @@ template <class S> class AttentionBackward<S>::Products : Task {
   }
 
   void run_span(int64_t from) {
-    const int64_t all = border * keys_ * sizeof(A);
-    memset((void*)q_, 0, all), memset((void*)k_, 0, all), memset((void*)grad_q_, 0, all), memset((void*)grad_k_, 0, all);
-    Task::read_rows(q_, c_.q), Task::read_rows(k_, c_.k);
+    Task::begin_rows();
     const void* const arrays[] = {c_.q, c_.k, c_.grad_q, c_.grad_k};
     for (const void* array : arrays) fetch_before(array, c_.key_heads * c_.key_size, Task::key_head_ * c_.key_size, c_.key_size);
     transpose_all(k_columns_, border, k_, keys_, whole_vectors<A>(count_), keys_);
@@ -170,19 +164,19 @@ template <class S> class AttentionBackward<S>::Products : Task {
     has_state_ = !is_reset_ && (from > 0 || c_.initial || c_.initial_normaliser);
     each_head([&](int64_t head, A* after) { run_head(head, from, after); });
     has_after_ = !is_reset_;
-    Task::write_rows(grad_q_, l_.q_parts_, (S*)c_.grad_q);
-    Task::write_rows(grad_k_, l_.k_parts_, (S*)c_.grad_k);
+    Task::end_rows();
   }
 
   void run_head(int64_t head, int64_t from, A* after) {
     const int64_t at = first_ * c_.heads + head;
     A level = 0;
-    if (c_.log_gain) level = from == 0 ? l_.initial_level(b_ * c_.heads + head) : ((const A*)c_.levels)[at - c_.heads];
+    if (c_.log_gain) level = from == 0 ? l_.number(c_.initial_stabiliser, b_ * c_.heads + head) : ((const A*)c_.levels)[at - c_.heads];
     l_.find_factors(factors_, first_, count_, head, level);
     read_columns(head);
     const void* const arrays[] = {c_.v, c_.grad_output, c_.grad_v};
     for (const void* array : arrays) fetch_before(array, c_.heads * c_.value_size, head * c_.value_size + first_column_, values_);
-    if (first_ - border > begin_) fetch_all(l_.border_at(b_, first_ - border, head) + first_column_);
+    if (first_ - border > begin_)
+      fetch_rows<A>(l_.border_at(b_, first_ - border, head), first_column_, c_.value_size, c_.key_size, values_);
     transpose_all(v_columns_, border, v_, columns_, whole_vectors<A>(count_), columns_);
     multiply_all(errors_, border, true, (A)0, {o_, columns_, 1}, v_columns_, border, rows(), count_, width_);
     weigh();
@@ -195,16 +189,14 @@ template <class S> class AttentionBackward<S>::Products : Task {
       multiply_all(after, columns_, !has_after_, passed_[count_ - 1], {q_, 1, keys_}, o_, columns_, keys_, columns_, count_);
   }
 
-  // Bring the rows of the steps before the span to the caches, from a column on.
+  // Bring rows of the steps before the span, or of a state, to the caches.
   void fetch_before(const void* array, int64_t stride, int64_t column, int64_t count) const {
-    constexpr int64_t of_line = 64 / sizeof(S);
-    for (int64_t t = 1; t <= border && t <= first_ - begin_; t++)
-      for (int64_t i = 0; i < count; i += of_line) fetch<S>(array, (first_ - t) * stride + column + i);
+    const int64_t rows = first_ - begin_ < border ? first_ - begin_ : border;
+    fetch_rows<S>(array, (first_ - rows) * stride + column, stride, rows, count);
   }
-
-  void fetch_all(const A* state) const {
-    for (int64_t key = 0; key < c_.key_size; key++)
-      for (int64_t i = 0; i < values_; i += 64 / sizeof(A)) fetch<A>(state, key * c_.value_size + i);
+  template <class T> void fetch_rows(const void* array, int64_t at, int64_t stride, int64_t rows, int64_t count) const {
+    for (int64_t row = 0; row < rows; row++)
+      for (int64_t i = 0; i < count; i += 64 / sizeof(T)) fetch<T>(array, at + row * stride + i);
   }
 
   // v, v times its gain, and gradients of outputs before the division and the scale; the columns of a normaliser get ones.
@@ -253,14 +245,12 @@ template <class S> class AttentionBackward<S>::Products : Task {
     RAGLANE_EACH lane[i] = load(numbers + i * width);
   }
 
-  // from_after_: the products of k G with v.
+  // from_after_: the products of k G with v, in place of D[last].
   void find_values(int64_t head, const A* after) {
-    A tails[border];
-    memcpy(tails, from_after_, sizeof tails);
     if (has_after_) multiply_all(grad_v_, columns_, true, (A)0, {k_, keys_, 1}, after, columns_, rows(), columns_, c_.key_size);
     for (int t = 0; t < count_; t++) {
       A *grad = grad_v_ + t * columns_, *v = v_ + t * columns_;
-      const V tail = splat<V>(tails[t]);
+      const V tail = splat<V>(from_after_[t]);
       V sum{};
       for (int64_t i = 0; has_after_ && i < columns_; i += width) {
         const V g = load(grad + i) * tail, its = load(v + i);
@@ -271,17 +261,11 @@ template <class S> class AttentionBackward<S>::Products : Task {
     }
     multiply_all(grad_v_, columns_, !has_after_, (A)1, {weights_, 1, border}, o_, columns_, rows(), columns_, count_, Reach::from_row);
     for (int t = 0; t < count_; t++) {
-      const A *grad = grad_v_ + t * columns_, *raw = raw_ + t * columns_;
-      V sum{};
-      for (int64_t i = 0; i < columns_; i += width) sum = fma(load(grad + i), load(raw + i), sum);
-      const A gain = factors_.gain[t], total = sum_of(sum);
+      const A *grad = grad_v_ + t * columns_, gain = factors_.gain[t], total = dot(grad, raw_ + t * columns_, 0, columns_);
       l_.gain_parts_[part_of(t, head)] = c_.log_gain ? total * gain : total;
       if (!c_.grad_v) continue;
       S* to = (S*)c_.grad_v + ((first_ + t) * c_.heads + head) * c_.value_size + first_column_;
-      for (int64_t i = 0; i < values_; i += width) {
-        const int lanes = (int)(values_ - i < width ? values_ - i : width);
-        store(to + i, gain * load(grad + i), lanes);
-      }
+      in_vectors<A>(values_, [&](int64_t i, int lanes) { store(to + i, gain * load(grad + i), lanes); });
     }
   }
 
@@ -313,22 +297,11 @@ template <class S> class AttentionBackward<S>::Products : Task {
   }
   // The state before the span, transposed.
   void read_state(int64_t head, int64_t from) const {
+    State state = state_of(head, c_.initial, c_.initial_normaliser);
+    if (from > 0) state = {l_.border_at(b_, first_, head), has_normaliser_ ? l_.normaliser_border_at(b_, first_, head) : nullptr};
     A* rows = grad_v_;  // some keys at a time
-    const int64_t at = b_ * c_.heads + head;
-    const A* state = from > 0 ? l_.border_at(b_, first_, head) : (const A*)c_.initial;
-    const A* normaliser = nullptr;
-    if (from == 0 && state) state += at * l_.state_size();
-    if (has_normaliser_ && from > 0) normaliser = l_.normaliser_border_at(b_, first_, head);
-    else if (has_normaliser_ && c_.initial_normaliser) normaliser = (const A*)c_.initial_normaliser + at * c_.key_size;
-    memset((void*)rows, 0, border * columns_ * sizeof(A));
     for (int64_t first = 0; first < keys_; first += width) {
-      for (int64_t i = 0; i < width; i++) {
-        const int64_t key = first + i;
-        A* row = rows + i * columns_;
-        if (key >= c_.key_size) memset((void*)row, 0, columns_ * sizeof(A));
-        else if (state) copy_row(row, state + key * c_.value_size + first_column_, values_);
-        if (has_normaliser_) row[values_] = normaliser && key < c_.key_size ? normaliser[key] : 0;
-      }
+      read(rows, state, first, width);
       transpose_all(state_ + first, keys_, rows, columns_, width, columns_);
     }
   }
@@ -339,11 +312,7 @@ template <class S> class AttentionBackward<S>::Products : Task {
     A across = 0, leaving[border];
     V sums[N] = {}, lane[N];
     find_lanes(lane);
-    if (has_state_ && has_after_) {
-      V sum{};
-      for (int64_t i = 0; i < columns_ * keys_; i += width) sum = fma(load(state_ + i), load(after_columns_ + i), sum);
-      across = passed_[count_ - 1] * sum_of(sum);
-    }
+    if (has_state_ && has_after_) across = passed_[count_ - 1] * dot(state_, after_columns_, 0, columns_ * keys_);
     leaving[0] = across;
     for (int t = 1; t < count_; t++) leaving[t] = leaving[t - 1] + from_after_[t - 1];
     A entering = 0;

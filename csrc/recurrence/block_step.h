@@ -29,7 +29,6 @@ template <class A> class BlockStep {
 
  private:
   using Operation = raglane_row_operation;
-  static constexpr int width = Lanes<A>::width;
 
   const raglane_block_step& c_;
   A* table_ = nullptr;
@@ -60,22 +59,20 @@ template <class A> class BlockStep {
     for (int64_t part = 0; part < o.parts; part++) {
       const A* weight = (const A*)o.weight + part * columns * o.size;
       const A* bias = o.bias ? (const A*)o.bias + part * columns : nullptr;
-      const A* from = at(0, o.a + part * o.size);
-      A* to = at(0, o.to + part * columns);
-      if (!o.option) {
-        multiply_in_order<A>(c_.rows, from, c_.columns, weight, bias, to, c_.columns, columns, o.size);
-        continue;
-      }
-      for (int64_t row = 0; row < c_.rows; row++) multiply_row(from + row * c_.columns, weight, bias, to + row * c_.columns, columns, o.size);
+      const RowProduct<A> product{c_.rows, c_.columns, c_.columns, columns, o.size, at(0, o.a + part * o.size),
+                                  weight, bias, at(0, o.to + part * columns)};
+      o.option ? multiply_across(product) : multiply_in_order(product);
     }
   }
-  // Times a weight (depth, columns).
-  static void multiply_row(const A* x, const A* weight, const A* bias, A* to, int64_t columns, int64_t depth) {
-    for (int64_t column = 0; column < columns; column += width) {
-      const int lanes = lanes_of<A>(column, columns);
-      V sum = {};
-      for (int64_t k = 0; k < depth; k++) sum = fma(load(weight + k * columns + column, lanes), splat_at(x + k), sum);
-      store(to + column, bias ? sum + load(bias + column, lanes) : sum, lanes);
+  // The weight is (depth, columns).
+  static void multiply_across(const RowProduct<A>& p) {
+    for (int64_t row = 0; row < p.count; row++) {
+      const A* x = p.rows + row * p.stride;
+      in_vectors<A>(p.columns, [&](int64_t column, int lanes) {
+        V sum = {};
+        for (int64_t k = 0; k < p.depth; k++) sum = fma(load(p.weight + k * p.columns + column, lanes), splat_at(x + k), sum);
+        store(p.to + row * p.of_to + column, p.bias ? sum + load(p.bias + column, lanes) : sum, lanes);
+      });
     }
   }
 
@@ -102,20 +99,18 @@ template <class A> class BlockStep {
     }
   }
   void map(const Operation& o, int64_t row) const {
-    for (int64_t i = 0; i < o.count; i += width) {
-      const int lanes = lanes_of<A>(i, o.count);
+    in_vectors<A>(o.count, [&](int64_t i, int lanes) {
       store(at(row, o.to) + i, function(o, load(at(row, o.a) + i, lanes)), lanes);
-    }
+    });
   }
 
   template <class Function> void combine(const Operation& o, int64_t row, Function&& function) const {
     const int64_t period = o.weight ? o.size : o.count;
     for (int64_t first = 0; first < o.count; first += period) {
       const A *x = at(row, o.a) + first, *y = o.weight ? (const A*)o.weight : at(row, o.b);
-      for (int64_t i = 0; i < period; i += width) {
-        const int lanes = lanes_of<A>(i, period);
+      in_vectors<A>(period, [&](int64_t i, int lanes) {
         store(at(row, o.to) + first + i, function(load(x + i, lanes), load(y + i, lanes)), lanes);
-      }
+      });
     }
   }
 
@@ -128,11 +123,10 @@ template <class A> class BlockStep {
       for (int64_t i = 0; i < o.size; i++) sum += is_centred ? x[i] : x[i] * x[i];
       const A mean = o.option == 1 ? sum : sum / (A)o.size;
       const V root = is_centred ? V{} : square_root(splat<V>(mean + (A)o.low));
-      for (int64_t i = 0; i < o.size; i += width) {
-        const int lanes = lanes_of<A>(i, o.size);
+      in_vectors<A>(o.size, [&](int64_t i, int lanes) {
         const V value = load(x + i, lanes);
         store(at(row, o.to) + part * o.size + i, is_centred ? value - mean : value / root, lanes);
-      }
+      });
     }
   }
 
@@ -160,8 +154,7 @@ template <class A> class BlockStep {
   void decay(const Operation& o, int64_t row) const {
     const V fresh = splat<V>((A)1 - ((const A*)o.second)[row]);
     ((A*)o.next_second)[row] = 1;
-    for (int64_t i = 0; i < o.count; i += width) {
-      const int lanes = lanes_of<A>(i, o.count);
+    in_vectors<A>(o.count, [&](int64_t i, int lanes) {
       const V d = at_least((A)o.low, load(at(row, o.a) + i, lanes) * load((const A*)o.weight + i, lanes));
       V lost = (A)-2 * d;
       expm1<A, 1>(&lost);
@@ -172,7 +165,7 @@ template <class A> class BlockStep {
       const V h = d * (written / d) + kept * load((const A*)o.state + row * o.count + i, lanes);
       store((A*)o.next + row * o.count + i, h, lanes);
       store(at(row, o.to) + i, h, lanes);
-    }
+    });
   }
 };
 

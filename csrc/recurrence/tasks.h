@@ -12,6 +12,15 @@ template <class A> RAGLANE_INLINE int64_t whole_vectors(int64_t count) {
   return (count + Lanes<A>::width - 1) / Lanes<A>::width * Lanes<A>::width;
 }
 
+// The numbers of the vector at `first` that are before `end`.
+template <class A> RAGLANE_INLINE int lanes_of(int64_t first, int64_t end) {
+  return (int)(end - first < Lanes<A>::width ? end - first : Lanes<A>::width);
+}
+// Call step(i, lanes) for the vectors of a row of `count` numbers.
+template <class A, class Step> RAGLANE_INLINE void in_vectors(int64_t count, Step&& step) {
+  for (int64_t i = 0; i < count; i += Lanes<A>::width) step(i, lanes_of<A>(i, count));
+}
+
 // Bring a number to the caches before its use; it may be beyond the ends of its array, which may be null.
 template <class T> RAGLANE_INLINE void fetch(const void* array, int64_t index) {
   __builtin_prefetch((const void*)((uintptr_t)array + (uintptr_t)index * sizeof(T)));
@@ -19,21 +28,17 @@ template <class T> RAGLANE_INLINE void fetch(const void* array, int64_t index) {
 
 // Copy `count` numbers and zeros up to whole vectors, times a factor.
 template <class S, class A> RAGLANE_INLINE void copy_row(A* to, const S* from, int64_t count, A factor = 1) {
-  constexpr int width = Lanes<A>::width;
-  for (int64_t i = 0; i < count; i += width)
-    store(to + i, load(from + i, (int)(count - i < width ? count - i : width)) * factor);
+  in_vectors<A>(count, [&](int64_t i, int lanes) { store(to + i, load(from + i, lanes) * factor); });
 }
 
-// Write `count` numbers of whole vectors, each the sum of `parts` rows that are `stride` numbers apart.
+// Write `count` numbers, each the sum of `parts` rows that are `stride` numbers apart.
 template <class S, class A>
 RAGLANE_INLINE void write_sum(S* to, const A* from, int64_t count, int64_t parts = 1, int64_t stride = 0) {
-  constexpr int width = Lanes<A>::width;
-  for (int64_t i = 0; i < count; i += width) {
-    const int here = (int)(count - i < width ? count - i : width);
-    Vec<A> sum = load(from + i, here);
-    for (int64_t part = 1; part < parts; part++) sum = sum + load(from + part * stride + i, here);
-    store(to + i, sum, here);
-  }
+  in_vectors<A>(count, [&](int64_t i, int lanes) {
+    Vec<A> sum = load(from + i, lanes);
+    for (int64_t part = 1; part < parts; part++) sum = sum + load(from + part * stride + i, lanes);
+    store(to + i, sum, lanes);
+  });
 }
 
 // Run task(number, scratch) for the numbers below `count`, in order, by threads with scratch of their own.

@@ -4,8 +4,6 @@
 #endif
 #include "recurrence/attention_forward.h"
 #include "recurrence/attention_products.h"
-#include "recurrence/attention_step.h"
-#include "recurrence/attention_steps.h"
 #include "recurrence/block_step.h"
 #include "targets/targets.h"
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.errors import ArgumentTypeError
-from raglane.nn.mixers.row_functions import bounded_root
+from raglane.nn.mixers.row_functions import bounded_root, expm1
+from raglane.nn.mixers.ways import least_step
 from raglane.nn.porting.transformers.base import Mixer, apply_to
 from raglane.nn.porting.transformers.layout import BatchLayout
 from raglane.nn.porting.transformers.memory import Memory
@@ -54,11 +55,12 @@ class GriffinMixer(Mixer):
         wide = torch.promote_types(x.dtype, torch.float32)
         of_input = _gates(x, unit.input_gate_weight, unit.input_gate_bias)
         of_state = _gates(x, unit.recurrent_gate_weight, unit.recurrent_gate_bias)
-        logs = -8.0 * of_state.to(wide) * F.softplus(unit.recurrent_param.to(wide))
-        factor = bounded_root(-torch.expm1(2 * logs))
+        rates = 8.0 * F.softplus(unit.recurrent_param.to(wide))
+        steps = (of_state.to(wide) * rates).clamp(min=least_step(wide))
+        factor = bounded_root(-expm1(-2 * steps))
         if memory.is_empty or layout.resets is not None:
             factor = torch.where(layout.begins(memory.is_empty).unsqueeze(1), 1.0, factor)
-        y = memory.accumulate(x.to(wide) * of_input.to(wide) * factor, logs)
+        y = memory.accumulate(x.to(wide) * of_input.to(wide) * factor, steps)
         return apply_to(block.linear_out, y.to(x.dtype) * gate.flatten(0, 1), rows).unflatten(
             0, rows.shape[:2]
         )

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from raglane.errors import ArgumentError
 from raglane.nn.porting.transformers.layout import BatchLayout
-from raglane.nn.recurrences.accumulation import accumulate
 from raglane.nn.recurrences.depthwise import convolve_channels, last_elements, step_channels
 from raglane.nn.recurrences.recurrence_operator import attend, scan_selectively
 
@@ -107,15 +106,21 @@ class Memory:
         self._end(final.transpose(2, 3) if is_transposed else final)
         return output
 
-    def accumulate(self, x: Tensor, log_decay: Tensor) -> Tensor:
-        """Return ``h = a h + x`` of each channel."""
+    def accumulate(self, x: Tensor, steps: Tensor) -> Tensor:
+        """Return ``h = exp(-steps) h + x`` of each channel, for steps above 0."""
         layout = self._layout
         initial = self._initial(x.dtype)
         if initial is not None and layout.is_step:
-            output = final = torch.addcmul(x, log_decay.exp(), initial)
-        else:
-            output, final = accumulate(x, log_decay, layout.offsets, layout.resets, initial)
-        self._end(final)
+            output = torch.addcmul(x, (-steps).exp(), initial)
+            self._end(output)
+            return output
+        # The scan writes its input times the steps, hence the quotient.
+        one = x.new_ones(x.shape[0], 1, 1)
+        state = None if initial is None else initial.unsqueeze(2)
+        tensors = (x / steps, steps, -one.new_ones(x.shape[1], 1), one, one, None, None, state)
+        limits = (float("-inf"), float("inf"))
+        output, final = scan_selectively(tensors, layout.offsets, layout.resets, False, *limits)
+        self._end(final.squeeze(2))
         return output
 
     def _initial(self, dtype: torch.dtype) -> Tensor | None:
