@@ -3,12 +3,14 @@
     python benchmarks/first_rows.py > benchmarks/results/first-rows.md
 
 A CSV of 100,000 texts of 3 to 12 letters is predicted by a GRU, beside ``python -c "import torch"``.
-They take turns, and each figure is a median.
+They take turns, and each figure is a median. Modules are compiled, as in the second command of an
+installation.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import subprocess
@@ -62,11 +64,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7)
     rounds = parser.parse_args().rounds
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         data = folder / "texts.csv"
         data.write_text("data\n" + "".join(f"{text}\n" for text in texts(COUNT)[0]))
         rl.fit(*texts(2_000), epochs=2, progress=False).save(folder / "model")
+        seconds_of_rows(folder / "model", data)
         imports, firsts, wholes = [], [], []
         for _ in range(rounds):
             imports.append(seconds_of_torch())

@@ -19,7 +19,7 @@ import raglane as rl
 from commands import FAST, Capsys, fails, prints, tree, write_steps
 from raglane._utils.options import flag_of, options
 from raglane.cli import main
-from raglane.cli.app import app
+from raglane.cli.app import application
 from raglane.cli.once import whole_names
 from raglane.data import FORMATS
 from raglane.data.columns import ROLES, Columns
@@ -279,7 +279,7 @@ def test_every_role_of_a_column_is_an_option(command: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", app.registered_commands, ids=lambda command: command.callback.__name__
+    "command", application().registered_commands, ids=lambda command: command.callback.__name__
 )
 def test_the_help_is_wrapped_by_the_terminal_and_leaves_nothing_out(
     command: Any, monkeypatch: pytest.MonkeyPatch, capsys: Capsys

@@ -22,12 +22,16 @@ from cpu_networks import (
     POISON,
     Network,
     Use,
+    assert_close,
     assert_same_bits,
     make,
 )
+from raglane.kernels import reference
 from raglane.kernels.cpu.backend import BACKEND
 
 TYPES = (torch.float32, torch.bfloat16)
+# The largest difference from float64, see assert_close.
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 
 
 def one_step(network: Network, sequences: int) -> Network:
@@ -50,15 +54,17 @@ def test_one_step_has_the_bits_of_the_first_of_several(
     any_threads: Callable[[int], None],
 ) -> None:
     """The panels of a single step are packed in turn, those of several steps before or in the
-    first one.
+    first one, and stay for the others.
     """
     use(isa, POISON | DIVISIONS[division])
     with torch.no_grad():
-        # Of 300 sequences some wait for a lane, so that panels are used several times.
-        for hidden, most in ((3, 300), (70, 5), (160, 5)):
+        # Of 300 sequences some wait for a lane, so that each of two panels is used several times.
+        for hidden, most in ((70, 300), (160, 5)):
             network = make(cell, [3] * most, (33, hidden, 0)).map(lambda t: t.to(dtype))
             any_threads(1)
             together = network.run(BACKEND)[0]
+            exact = network.map(Tensor.double).run(reference.BACKEND)[0]
+            assert_close([together], [exact], TOLERANCES[dtype])
             for threads in (1, 2):
                 any_threads(threads)
                 for sequences in (1, most):

@@ -3,7 +3,7 @@ missing packages.
 
 app.py registers the commands and reports errors; options.py turns functions into commands, and
 console.py prints. The commands: train.py, data.py, models.py (of trained runs), compare.py,
-bench.py and serve.py.
+bench.py and serve.py. imports.py imports modules faster.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     try:
-        from raglane.cli.app import run
-    except KeyboardInterrupt:  # importing torch takes seconds
+        from raglane.cli.imports import importing
+
+        with importing():
+            from raglane.cli.app import run
+    except KeyboardInterrupt:
         print("raglane: error: stopped", file=sys.stderr)
         return 130
     return run(sys.argv[1:] if arguments is None else list(arguments))

@@ -7,6 +7,8 @@ import os
 import re
 import traceback
 import warnings
+from collections.abc import Iterable
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Annotated, Any
@@ -15,15 +17,8 @@ import typer
 from typer.core import TyperGroup
 
 from raglane._utils.messages import message, nearest, quote, shorten
-from raglane.cli.bench import bench
-from raglane.cli.compare import compare
 from raglane.cli.console import log, log_error
-from raglane.cli.data import convert, inspect
-from raglane.cli.models import evaluate, export, predict, sample
 from raglane.cli.once import OnceCommand
-from raglane.cli.serve import serve
-from raglane.cli.show import show
-from raglane.cli.train import demo, train, tune
 from raglane.errors import DivergedError, RaglaneError
 from raglane.training.own_cell import place_of_error
 
@@ -31,6 +26,23 @@ _EXIT_CODES = (
     "Exit codes: 1 internal error; 2 invalid input or out of disk or memory; 3 training diverged; "
     "130 stopped by Ctrl-C; 143 stopped by SIGTERM."
 )
+# The modules of the commands, in the order of the help page. Only that of a named command is
+# imported.
+_HOMES = {
+    "demo": "train",
+    "convert": "data",
+    "inspect": "data",
+    "train": "train",
+    "show": "show",
+    "evaluate": "models",
+    "predict": "models",
+    "sample": "models",
+    "compare": "compare",
+    "tune": "train",
+    "export": "models",
+    "serve": "serve",
+    "bench": "bench",
+}
 # The longest message of another package, in characters: it may quote any input.
 _LONGEST = 500
 
@@ -54,18 +66,6 @@ class _Group(TyperGroup):
         return _without_values(super().get_params(ctx))
 
 
-app = typer.Typer(
-    name="raglane",
-    cls=_Group,
-    epilog=_EXIT_CODES,
-    help="Recurrent networks on sequences of different lengths. Begin with raglane demo.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
 def _show_version(is_given: bool) -> None:
     if is_given:
         try:
@@ -75,7 +75,6 @@ def _show_version(is_given: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _raglane(
     version: Annotated[
         bool,
@@ -105,28 +104,31 @@ class _Command(OnceCommand):
         return _without_values(super().get_params(ctx))
 
 
-for command in (
-    demo,
-    convert,
-    inspect,
-    train,
-    show,
-    evaluate,
-    predict,
-    sample,
-    compare,
-    tune,
-    export,
-    serve,
-    bench,
-):
-    app.command(cls=_Command, epilog=_EXIT_CODES)(command)
+def application(names: Iterable[str] = tuple(_HOMES)) -> typer.Typer:
+    """Return the application with some of its commands."""
+    app = typer.Typer(
+        name="raglane",
+        cls=_Group,
+        epilog=_EXIT_CODES,
+        help="Recurrent networks on sequences of different lengths. Begin with raglane demo.",
+        no_args_is_help=True,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_raglane)
+    for name in names:
+        command = getattr(import_module(f"raglane.cli.{_HOMES[name]}"), name)
+        app.command(cls=_Command, epilog=_EXIT_CODES)(command)
+    return app
 
 
 def run(arguments: list[str]) -> int:
     """Run a command, print an error as one line, and return the exit code."""
     debug = "--debug" in arguments
+    named = [name for name in arguments[:1] if name in _HOMES]
     try:
+        app = application(named or _HOMES)
         with warnings.catch_warnings():
             if not debug:
                 # Warnings and logs of libraries address programmers.

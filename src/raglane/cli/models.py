@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from raglane._utils.messages import count_of, metric_words, quote
 from raglane.cli import console, options
+from raglane.cli.imports import importing
 from raglane.cli.options import argument, option
 from raglane.errors import ArgumentError
 from raglane.training.settings import ENGINES
@@ -86,12 +87,13 @@ def evaluate(
 
     raglane evaluate runs/meters later.csv --horizon 24 --backtests 7 -o results
     """
-    from raglane._utils.files import check_writable
-    from raglane.data.sources.locations import copies
-    from raglane.runs.run import load
-    from raglane.training.checkpoint import model_folder
-    from raglane.training.folder import EVALUATION, IS_BACK, at_work
-    from raglane.training.inference import pick_device
+    with importing():
+        from raglane._utils.files import check_writable
+        from raglane.data.sources.locations import copies
+        from raglane.runs.run import load
+        from raglane.training.checkpoint import model_folder
+        from raglane.training.folder import EVALUATION, IS_BACK, at_work
+        from raglane.training.inference import pick_device
 
     log = console.logger(quiet or console.is_stdout(json))
     # A wrong device is reported before data is read.
@@ -317,15 +319,16 @@ def predict(
         named = {**columns, **({} if format is None else {"format": format})}
         _on_ray(run, cell, output, data, named, engine, more | {"device": device}, quiet)
         return
-    from raglane.data.assemble.pieces import skipped_lines
-    from raglane.runs.run import load
-    from raglane.training import inference
-    from raglane.training.predictions import (
-        check_apart,
-        check_output,
-        csv_in_parts,
-        write_predictions,
-    )
+    with importing():
+        from raglane.data.assemble.pieces import skipped_lines
+        from raglane.runs.run import load
+        from raglane.training import inference
+        from raglane.training.predictions import (
+            check_apart,
+            check_output,
+            csv_in_parts,
+            write_predictions,
+        )
 
     output = None if output == Path("-") else output
     if output is not None:
@@ -476,9 +479,10 @@ def export(
 
     raglane export runs/vowels -o vowels.onnx
     """
-    from raglane.runs.exported import description_path
-    from raglane.runs.run import load
-    from raglane.training.predictions import check_apart
+    with importing():
+        from raglane.runs.exported import description_path
+        from raglane.runs.run import load
+        from raglane.training.predictions import check_apart
 
     for file in (output, description_path(output)):
         check_apart(file, run, run)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 import torch
 from torch import nn
@@ -18,9 +19,7 @@ from raglane._utils.checks import (
 )
 from raglane._utils.messages import nearest, quote, same_word
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
-from raglane.nn.mixers import gated_delta_net, mamba, mamba2, mlstm, rglru
 from raglane.nn.pooling import POOLINGS
-from raglane.nn.recurrent import cell_layers, elementwise_layers, torch_layers
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import Options
 from raglane.ragged import Ragged
@@ -47,31 +46,31 @@ CellName = Literal[
     "rglru",
 ]
 PoolingName = Literal["final", "last", "first", "mean", "max", "logsumexp", "attention"]
-LAYERS: dict[str, Callable[..., RecurrentLayer]] = {
-    "lstm": torch_layers.LSTM,
-    "gru": torch_layers.GRU,
-    "rnn": torch_layers.RNN,
-    "indrnn": elementwise_layers.IndRNN,
-    "sru": elementwise_layers.SRU,
-    "qrnn": elementwise_layers.QRNN,
-    "mingru": elementwise_layers.MinGRU,
-    "minlstm": elementwise_layers.MinLSTM,
-    "peephole_lstm": cell_layers.PeepholeLSTM,
-    "coupled_lstm": cell_layers.CoupledLSTM,
-    "slstm": cell_layers.SLSTM,
-    "grud": cell_layers.GRUD,
-    "cfc": cell_layers.CfC,
-    "mamba": mamba.Mamba,
-    "mamba2": mamba2.Mamba2,
-    "gated_delta_net": gated_delta_net.GatedDeltaNet,
-    "mlstm": mlstm.MLSTM,
-    "rglru": rglru.RGLRU,
+LAYERS: Mapping[str, str] = {
+    "lstm": "recurrent.torch_layers.LSTM",
+    "gru": "recurrent.torch_layers.GRU",
+    "rnn": "recurrent.torch_layers.RNN",
+    "indrnn": "recurrent.elementwise_layers.IndRNN",
+    "sru": "recurrent.elementwise_layers.SRU",
+    "qrnn": "recurrent.elementwise_layers.QRNN",
+    "mingru": "recurrent.elementwise_layers.MinGRU",
+    "minlstm": "recurrent.elementwise_layers.MinLSTM",
+    "peephole_lstm": "recurrent.cell_layers.PeepholeLSTM",
+    "coupled_lstm": "recurrent.cell_layers.CoupledLSTM",
+    "slstm": "recurrent.cell_layers.SLSTM",
+    "grud": "recurrent.cell_layers.GRUD",
+    "cfc": "recurrent.cell_layers.CfC",
+    "mamba": "mixers.mamba.Mamba",
+    "mamba2": "mixers.mamba2.Mamba2",
+    "gated_delta_net": "mixers.gated_delta_net.GatedDeltaNet",
+    "mlstm": "mixers.mlstm.MLSTM",
+    "rglru": "mixers.rglru.RGLRU",
 }
-"""The recurrent layers by name."""
+"""The module and class of each recurrent layer, which are imported when a model has one."""
 
-_NORMALISED: dict[str, Callable[..., RecurrentLayer]] = {
-    "lstm": cell_layers.LayerNormLSTM,
-    "gru": cell_layers.LayerNormGRU,
+_NORMALISED: Mapping[str, str] = {
+    "lstm": "recurrent.cell_layers.LayerNormLSTM",
+    "gru": "recurrent.cell_layers.LayerNormGRU",
 }
 
 
@@ -273,7 +272,8 @@ def layer_class(cell: Any, layer_norm: bool) -> Callable[..., RecurrentLayer]:
     classes = _NORMALISED if layer_norm else LAYERS
     name = same_word(cell, classes) if isinstance(cell, str) else ""
     if name in classes:
-        return classes[name]
+        module, _, kind = classes[name].rpartition(".")
+        return cast("type[RecurrentLayer]", getattr(import_module(f"raglane.nn.{module}"), kind))
     if callable(cell) and not layer_norm and not isinstance(cell, nn.Module):
         return cell
     other = (

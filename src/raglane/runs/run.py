@@ -31,10 +31,10 @@ from raglane.training.checkpoint import (
     read_model,
 )
 from raglane.training.folder import DESCRIPTION, LAST, find, tidy
+from raglane.training.job import TrainingResult, load_description
 from raglane.training.model import SequenceModel
 from raglane.training.own_cell import NamedCode, named_code, take_code
 from raglane.training.results import Evaluation, Predictions
-from raglane.training.run import TrainingResult, load_description
 from raglane.training.state import load_progress
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -19,17 +19,18 @@ from raglane.data.prepare import seasons
 from raglane.data.prepare.preprocess import Preprocessor
 from raglane.data.records import TIME_GAP
 from raglane.errors import ArgumentError
-from raglane.nn import SequenceEncoder
 from raglane.nn.embeddings import Mixed, with_dropout
+from raglane.nn.encoder import SequenceEncoder
 from raglane.nn.linear import RowLinear, row_linear, row_sigmoid
-from raglane.nn.transduction.hypotheses import Hypotheses
-from raglane.nn.transduction.search import beam_search, layers_first, rows_first
 from raglane.ragged import Ragged
 from raglane.tasks import TASKS
-from raglane.training.decoders import DECODERS
 from raglane.training.own_cell import is_own, load_cell
 from raglane.training.settings import ModelSettings
 from raglane.training.tasks import CLASSES
+
+if TYPE_CHECKING:
+    from raglane.nn.transduction.hypotheses import Hypotheses
+    from raglane.training.decoders import Decoder
 
 # The positions of the two special tokens in the vocabulary.
 UNKNOWN_TOKEN = 0
@@ -261,7 +262,7 @@ class SequenceModel(nn.Module):
         self.penalty: Tensor | None = None
         size = self.encoder.output_size
         name = config.decoder_name
-        self.decoder = None if name is None else DECODERS[name](config, size)
+        self.decoder = None if name is None else _decoder(name, config, size)
         has_head = self.decoder is None or self.decoder.has_head
         # Any, because nn.Identity has no weights.
         self.head: Any = RowLinear(size, answers) if has_head else nn.Identity()
@@ -438,6 +439,8 @@ class SequenceModel(nn.Module):
             ArgumentError: the model does not read tokens, or ``beam_size`` or ``n_best`` is out of its
                 range.
         """
+        from raglane.nn.transduction.search import beam_search, layers_first, rows_first
+
         encoder = self.encoder
         recurrent: Any = encoder.recurrent
         if encoder.embedding is None:
@@ -476,6 +479,12 @@ class SequenceModel(nn.Module):
             before = before + rows[:, -size - 1 : -1]
             answer = answer * rows[:, -1:]
         return (before if count == 1 else torch.cat([before] * count, 1)) + answer
+
+
+def _decoder(name: str, config: ModelConfig, size: int) -> Decoder:
+    from raglane.training.decoders import DECODERS  # one task has decoders
+
+    return DECODERS[name](config, size)
 
 
 def activity(outputs: Ragged, dropped: Ragged, large: float, changing: float) -> Tensor:

@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from raglane import segments
 from raglane._utils.checks import check_unchanged
 from raglane._utils.messages import warn_caller
-from raglane._utils.tracing import are_transformed, has_tangent, is_jit_traced, records_operators
+from raglane._utils.tracing import are_transformed, has_tangent, records_operators
 from raglane.cells.module import ModuleCell
 from raglane.cells.regularised import Marked
 from raglane.cells.spec import CellSpec
@@ -45,14 +45,9 @@ from raglane.programs.compiled import CompiledStep, Forward, Wanted
 from raglane.programs.graph import Refused, Unkept
 from raglane.programs.keys import lasting_key
 from raglane.programs.parameters import ParameterValues
-from raglane.programs.program import printed
 from raglane.programs.rules import trace
 from raglane.programs.step import NARROW, Step
 
-_DTYPES = {
-    "cpu": (torch.float32, torch.float64, torch.bfloat16),
-    "cuda": (torch.float32, torch.bfloat16, torch.float16),
-}
 MACHINES = {
     "cpu": Machine(cpu.run_lowered, cpu.times, cpu.outer_products, lambda offsets, *_: offsets),
     "cuda": Machine(launch.run_lowered, launch.times, launch.outer_products, Places),
@@ -70,70 +65,7 @@ _steps: OrderedDict[Any, CompiledStep | Refused] = OrderedDict()
 _warned: set[str] = set()
 
 
-class ProgramBackend:
-    """Runs a cell in ``lanes``, as a program made of its ``step`` in plain torch."""
-
-    schedules = ("lanes",)
-    layouts: ClassVar[dict[str, type]] = {}
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-
-    def refuses(self, traits: Traits, schedule: str) -> str | None:  # noqa: ARG002
-        """See :class:`~raglane.kernels.contract.Backend`; the step is traced for the answer."""
-        unsupported = _unsupported(traits, self._device)
-        if unsupported is not None or torch.compiler.is_compiling():
-            # While compiling, the call, which runs outside of the graph, decides.
-            return unsupported
-        reason = self.why_not(traits)
-        return (
-            f"the cell {traits.cell.name!r} cannot become a program: {reason}" if reason else None
-        )
-
-    def why_not(self, traits: Traits) -> str:
-        """Return why a step cannot become a program, a clause; empty if it can or is not to."""
-        if _unsupported(traits, self._device) is not None:
-            return ""
-        try:
-            _first_step(traits)
-        except Refused as refused:
-            return refused.reason
-        return ""
-
-    def origin(self, traits: Traits, shows: bool) -> tuple[str, str]:
-        """Return the origin of the first layer's program with its time, and the program as text."""
-        compiled = _first_step(traits)
-        if compiled is None:
-            return "", ""
-        origin = "read from the disk" if compiled.is_read else "traced"
-        not_kept = f"; not kept on the disk: {compiled.not_kept}" if compiled.not_kept else ""
-        text = printed(compiled.forward(True, False, None).lowered.program) if shows else ""
-        return f"{origin} and verified in {1e3 * compiled.seconds:.0f} ms{not_kept}", text
-
-
-def _unsupported(traits: Traits, device: str) -> str | None:
-    """Return why no program runs here, whatever the step is."""
-    if is_jit_traced():
-        return "a trace of torch.jit records PyTorch's own operators"
-    if traits.device.type != device:
-        return (
-            f"programs do not run on {traits.device}"
-            if device == "cpu"
-            else f"Triton needs {device} tensors"
-        )
-    missing = library.missing_kernels() if device == "cpu" else launch.missing()
-    if missing:
-        return missing
-    if traits.checkpoints:
-        return "programs save all that backward needs"
-    if traits.dtype not in _DTYPES[device]:
-        return f"programs do not compute in {traits.dtype}"
-    if traits.cell.follows_autocast and torch.is_autocast_enabled(device):
-        return "autocast decides operation by operation what a user's cell computes in"
-    return None
-
-
-def _first_step(traits: Traits) -> CompiledStep | None:
+def first_step(traits: Traits) -> CompiledStep | None:
     """Return the programs of the first layer; None without its weights."""
     if not traits.weights:
         return None

@@ -13,18 +13,19 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from raglane._utils.tracing import constant_when_traced, is_exporting
-from raglane.kernels.triton.linear import carry
 from raglane.kernels.triton.places import Chunks, Places
-from raglane.kernels.triton.printer import PrintedKernel, kernel_of
 from raglane.programs.graph import Refused
 from raglane.programs.lower import Lowered
 from raglane.programs.program import Block, Kind, Operand, Program, product_program
+
+if TYPE_CHECKING:
+    from raglane.kernels.triton.printer import PrintedKernel
 
 # From here on an integer needs 64 bits.
 _MOST_NARROW = 1 << 31
@@ -79,6 +80,8 @@ class KernelInputs(NamedTuple):
 @lru_cache(maxsize=256)
 def compiled(program: Program, ascending: bool) -> Compiled:
     """Return the kernel of a program; raises Refused with the reason if there is none."""
+    from raglane.kernels.triton.printer import kernel_of
+
     kernel = kernel_of(program, ascending)
     before = _products(program, kernel.before) if kernel.before else None
     of_chunks = None
@@ -169,6 +172,8 @@ def _launch_chunks(
     """Run chunks as if they were sequences, after computing the states before them; see
     :func:`_launch`.
     """
+    from raglane.kernels.triton.linear import carry
+
     ascending = compiled_kernel.ascending
     roles = compiled_kernel.kernel.roles
 

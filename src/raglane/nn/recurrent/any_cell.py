@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Unpack
 
 import torch
@@ -15,7 +15,6 @@ from raglane.cells import CELLS, CellSpec
 from raglane.cells.module import ModuleCell
 from raglane.cells.spec import Weights
 from raglane.errors import ArgumentError, ArgumentTypeError
-from raglane.kernels.program.modules import announce
 from raglane.nn.recurrent.inputs import read
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.nn.recurrent.stack import Options, State, one_or_tuple, settings_of
@@ -87,7 +86,7 @@ class Recurrent(RecurrentLayer):
         self.dropout = check_dropout(dropout)
         modules = list(self._modules_of(cell, input_size, hidden_size))
         self.cells = nn.ModuleList(modules)
-        announce(modules)
+        _announce(modules)
         self.input_size = modules[0].input_size
         self.hidden_size = modules[0].hidden_size
         self._spec = _spec_of(modules[0])
@@ -99,7 +98,7 @@ class Recurrent(RecurrentLayer):
 
     def __setstate__(self, state: Any) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        announce(self.cells)
+        _announce(self.cells)
 
     def _modules_of(self, cell: Any, input_size: int | None, hidden_size: int | None) -> list[Any]:
         """Return the validated modules, one per layer and direction in torch's order."""
@@ -258,6 +257,13 @@ _METHODS = (
     ("initial_state", "batch_size"),
     ("prepare", "values", "offsets"),
 )
+
+
+def _announce(modules: Iterable[nn.Module]) -> None:
+    """Make modules available to graphs."""
+    from raglane.kernels.program import modules as graphs
+
+    graphs.announce(modules)
 
 
 def _spec_of(module: Any) -> CellSpec:
