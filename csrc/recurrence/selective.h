@@ -9,13 +9,6 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// The softplus of layers, whose whole sequences use exp and log1p of torch or of the kernels.
-template <class A> RAGLANE_INLINE Vec<A> soften(Vec<A> x) {
-  Vec<A> small = below_zero<A>(x);
-  exp<A, 1>(&small);
-  return at_least((A)0, x) + log1p<A>(small);
-}
-
 template <class S> class SelectiveLoops {
  public:
   using A = typename Arithmetic<S>::type;
