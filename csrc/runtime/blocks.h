@@ -1,8 +1,9 @@
 // An allocator for large blocks of memory, which are kept for the next call.
 //
 // Consecutive calls need blocks of similar sizes. The C library returns blocks of more than 32 MB to the system at
-// once, and a new one costs a page fault per page; tuning.h has the measurements. The system may reclaim the pages of
-// free blocks. Free and used blocks together never exceed the maximum that was in use at one time.
+// once, and a new one costs a page fault per page; tuning.h has the measurements. Pages are large where the system has
+// such. The system may reclaim the pages of free blocks. Free and used blocks together never exceed the maximum that was
+// in use at one time.
 #pragma once
 
 #include <stddef.h>

@@ -103,19 +103,21 @@ class Layer : public Held {
   }
   // The bytes of the packed weights of this layer, counted again only when a thread calls another one.
   int64_t packed_bytes() {
-    thread_local std::vector<int64_t> counted_for;
+    thread_local int64_t counted_for[field_count + 1] = {};
     thread_local int64_t bytes = 0;
     raglane_layer empty = call;
     empty.sequences = empty.elements = 0;
-    const auto* head = reinterpret_cast<const int64_t*>(&empty);
-    std::vector<int64_t> key(head, head + field_count);
+    int64_t key[field_count + 1] = {};
+    std::memcpy(key, &empty, sizeof(int64_t) * field_count);
     for (int64_t k = 0; k < call.directions; k++)
-      for (size_t place = 0; place < each_; place++) key.push_back(call.weights[k].*weights_[place].field != nullptr);
-    if (key == counted_for) return bytes;
+      for (size_t place = 0; place < each_; place++)
+        key[field_count] = 2 * key[field_count] + (call.weights[k].*weights_[place].field != nullptr);
+    // The ABI's number is not zero, as before the first call and after a refused one.
+    if (std::memcmp(key, counted_for, sizeof key) == 0) return bytes;
     char message[256] = "";
-    counted_for.clear();
+    counted_for[0] = 0;
     require_ok(raglane_pack(&empty, nullptr, &bytes, message, sizeof message), message);
-    counted_for = key;
+    std::memcpy(counted_for, key, sizeof key);
     return bytes;
   }
   void* scratch(const Shape& shape) { return keep(held_, shape); }

@@ -112,16 +112,13 @@ std::vector<Tensor> run_inference(const int64_t* fields, const std::optional<Ten
   return results;
 }
 
-// A layer with packed weights and equal lengths: few arguments, because torch takes longer to convert them than the kernels
-// need for a step. `c` is missing in a call without initial states, and of a cell without it.
-std::vector<Tensor> run_packed(const Tensor& head, const Tensor& packed, const Tensor& values,
-                               const std::optional<Tensor>& h, const std::optional<Tensor>& c, bool need_output,
-                               int64_t layout) {
+// The initial states of a call: `c` is missing in one of a cell without it, and both in one without initial states.
+Parts states_of(const std::optional<Tensor>& h, const std::optional<Tensor>& c, size_t more = 0) {
   Parts states;
-  states.reserve(2);
+  states.reserve(2 + more);
   if (h.has_value()) states.push_back(h);
   if (c.has_value()) states.push_back(c);
-  return run_inference(fields_of(head, 1), {}, values, states, &packed, need_output, {}, layout);
+  return states;
 }
 
 // Some rows of a contiguous tensor.
@@ -136,27 +133,29 @@ Tensor rows_of(const Tensor& tensor, int64_t first, int64_t count) {
 }
 
 // The layers of a stack one after the other, for inference, each on the output of the one below. `heads`: the integers of
-// all layers; `states`: the initial ones of all layers (L * K, B, size), or none; `weights`: those of one layer after the
-// other, which may be missing if they are packed; `packed`: of each layer, or none. `sizes`: the offsets, or what class Rows
-// reads, or none for equal lengths. Returns the output of the last layer, if it is needed, and the final states of all.
+// all layers; `h` and `c`: the initial states of all layers (L * K, B, size), or none; `weights`: those of one layer after
+// the other, or the packed ones of each. `sizes`: the offsets, or what class Rows reads, or none for equal lengths. Returns
+// the output of the last layer, if it is needed, and the final states of all.
 std::vector<Tensor> run_stack(const Tensor& heads, const std::optional<Tensor>& sizes, const Tensor& values,
-                              const std::vector<Tensor>& states, const Parts& weights, const std::vector<Tensor>& packed,
-                              bool need_output, const std::optional<Tensor>& order, int64_t layout) {
+                              const std::optional<Tensor>& h, const std::optional<Tensor>& c, const Parts& weights,
+                              bool are_packed, bool need_output, const std::optional<Tensor>& order, int64_t layout) {
   const size_t layers = heads.numel() / head_size;
   const int64_t* fields = fields_of(heads, (int64_t)layers);
-  if (layers == 0 || weights.size() % layers != 0 || (!packed.empty() && packed.size() != layers))
+  if (layers == 0 || weights.size() % layers != 0 || (are_packed && weights.size() != layers))
     refuse("weights for each layer of the stack are required");
+  const auto packed_of = [&](size_t layer) {
+    if (are_packed && !weights[layer].has_value()) refuse("packed weights for each layer are required");
+    return are_packed ? &*weights[layer] : nullptr;
+  };
+  const size_t each = are_packed ? 0 : weights.size() / layers;
   if (layers == 1) {
-    Parts parts;
-    parts.reserve(states.size() + weights.size());
-    parts.insert(parts.end(), states.begin(), states.end());
-    parts.insert(parts.end(), weights.begin(), weights.end());
-    return run_inference(fields, sizes, values, parts, packed.empty() ? nullptr : &packed[0], need_output, order,
-                         layout);
+    Parts parts = states_of(h, c, each);
+    parts.insert(parts.end(), weights.begin(), weights.begin() + each);
+    return run_inference(fields, sizes, values, parts, packed_of(0), need_output, order, layout);
   }
-  const size_t each = weights.size() / layers;
   std::vector<Tensor> initial, finals, results;
-  for (const Tensor& state : states) {
+  for (const std::optional<Tensor>& given : states_of(h, c)) {
+    const Tensor& state = *given;
     if (state.dim() < 2 || state.dim() > 3 || state.sizes()[0] % (int64_t)layers != 0 ||
         state.device().type() != DeviceType::CPU || !has_all_numbers(state))
       refuse("states (L * K, B, size) are required");
@@ -171,8 +170,7 @@ std::vector<Tensor> run_stack(const Tensor& heads, const std::optional<Tensor>& 
     }
     parts.insert(parts.end(), weights.begin() + layer * each, weights.begin() + (layer + 1) * each);
     const bool has_output = need_output || layer + 1 < layers;
-    results = run_inference(fields + layer * head_size, sizes, below, parts, packed.empty() ? nullptr : &packed[layer],
-                            has_output, order, layout);
+    results = run_inference(fields + layer * head_size, sizes, below, parts, packed_of(layer), has_output, order, layout);
     const size_t first = has_output ? 1 : 0, count = results.size() - first;
     for (size_t s = 0; s < count; s++) {
       const Tensor& state = results[first + s];
@@ -294,14 +292,22 @@ Answer forward(Tensor head, Tensor offsets, Tensor values, Parts parts, std::opt
   });
 }
 
-Answer infer_packed(Tensor head, Tensor packed, Tensor values, std::optional<Tensor> h, std::optional<Tensor> c,
-                    bool need_output, int64_t layout) {
-  return answer([&] { return run_packed(head, packed, values, h, c, need_output, layout); });
+// No results if a call in inference is refused, which then goes another way, whatever the reason.
+std::vector<Tensor> infer(Tensor heads, std::optional<Tensor> sizes, Tensor values, std::optional<Tensor> h,
+                          std::optional<Tensor> c, Parts weights, bool are_packed, bool need_output,
+                          std::optional<Tensor> order, int64_t layout) try {
+  return run_stack(heads, sizes, values, h, c, weights, are_packed, need_output, order, layout);
+} catch (const std::exception&) {
+  return {};
 }
 
-Answer infer(Tensor heads, std::optional<Tensor> sizes, Tensor values, std::vector<Tensor> states, Parts weights,
-             std::vector<Tensor> packed, bool need_output, std::optional<Tensor> order, int64_t layout) {
-  return answer([&] { return run_stack(heads, sizes, values, states, weights, packed, need_output, order, layout); });
+// The same for one layer with packed weights: few arguments and no list, because torch takes longer to convert them than the
+// kernels need for a step.
+std::vector<Tensor> infer_packed(Tensor head, Tensor packed, std::optional<Tensor> sizes, Tensor values,
+                                 std::optional<Tensor> h, std::optional<Tensor> c, bool need_output, int64_t layout) try {
+  return run_inference(fields_of(head, 1), sizes, values, states_of(h, c), &packed, need_output, {}, layout);
+} catch (const std::exception&) {
+  return {};
 }
 
 Answer backward(Tensor head, Tensor offsets, Tensor values, Parts parts, Parts saved, std::vector<bool> needed,
@@ -375,10 +381,10 @@ const Registration registration([](Registration& to) {
             " bool save, bool need_c, Tensor? order, int layout) -> (Tensor[], int, str?)");
   names.def("backward(Tensor head, Tensor offsets, Tensor values, Tensor?[] parts, Tensor?[] saved, bool[] needed,"
             " bool over_gates, bool over_c, bool in_layout, bool with_steps) -> (Tensor[], int, str?)");
-  names.def("infer(Tensor heads, Tensor? sizes, Tensor values, Tensor[] states, Tensor?[] weights, Tensor[] packed,"
-            " bool need_output, Tensor? order, int layout) -> (Tensor[], int, str?)");
-  names.def("infer_packed(Tensor head, Tensor packed, Tensor values, Tensor? h, Tensor? c, bool need_output, int layout)"
-            " -> (Tensor[], int, str?)");
+  names.def("infer(Tensor heads, Tensor? sizes, Tensor values, Tensor? h, Tensor? c, Tensor?[] weights, bool are_packed,"
+            " bool need_output, Tensor? order, int layout) -> Tensor[]");
+  names.def("infer_packed(Tensor head, Tensor packed, Tensor? sizes, Tensor values, Tensor? h, Tensor? c,"
+            " bool need_output, int layout) -> Tensor[]");
   names.def("run_program(Tensor code, Tensor offsets, Tensor[] inputs, Tensor?[] over, int isa, int flags,"
             " int threads, bool ascending) -> (Tensor[], int, str?)");
   names.def("layer(str cell, Tensor values, Tensor offsets, Tensor h, Tensor? c, Tensor?[] weights)"
@@ -397,6 +403,11 @@ const Registration registration([](Registration& to) {
     other.impl("infer", TORCH_BOX(&Refused<&infer>::call));
     other.impl("infer_packed", TORCH_BOX(&Refused<&infer_packed>::call));
     other.impl("run_program", TORCH_BOX(&Refused<&program>::call));
+  }
+  for (const char* key : changed) {
+    auto& other = to.of(key);
+    other.impl("infer", TORCH_BOX(&Refused<&infer>::call));
+    other.impl("infer_packed", TORCH_BOX(&Refused<&infer_packed>::call));
   }
   // Models reach this one by tracing too, whose tensors are wrappers.
   to.of("Negative").impl("layer", TORCH_BOX(&Refused<&layer>::call));

@@ -18,6 +18,8 @@ template <class Result, class... Args, Result (*function)(Args...)> struct Refus
   }
 };
 constexpr const char* refused[] = {"Negative", "ZeroTensor", "FuncTorchGradWrapper", "Python"};
+// Modes in which a call in inference is more than its operator: casts, a trace, and transformations of functions.
+constexpr const char* changed[] = {"AutocastCPU", "Tracer", "FuncTorchDynamicLayerFrontMode"};
 
 // A second copy of this library in a process, such as that of a packaged model, registers nothing.
 class Registration {

@@ -100,6 +100,30 @@ def test_an_unused_block_is_replaced() -> None:
     assert in_a_new_block or not is_mapped(first)
 
 
+def test_blocks_have_large_pages() -> None:
+    """Writing a kept block again costs as much as its small pages."""
+    try:
+        with open("/proc/self/smaps", encoding="utf-8") as file:
+            before = file.read()
+    except OSError:
+        pytest.skip("the system does not list its memory")
+    if "VmFlags" not in before or not os.path.exists("/sys/kernel/mm/transparent_hugepage"):
+        pytest.skip("the system has no large pages")
+    block = library.empty(LIKE, 1 << 23)
+    address = block.data_ptr()
+    flags: list[str] = []
+    inside = False
+    with open("/proc/self/smaps", encoding="utf-8") as file:
+        for line in file:
+            first, _, rest = line.partition(" ")
+            if "-" in first and not first.endswith(":"):
+                low, high = (int(end, 16) for end in first.split("-"))
+                inside = low <= address < high
+            elif inside and first == "VmFlags:":
+                flags = rest.split()
+    assert "hg" in flags
+
+
 def test_threads_share_nothing_at_a_time() -> None:
     wrong: list[int] = []
 

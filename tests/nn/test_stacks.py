@@ -49,7 +49,7 @@ def stacks(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     def counted(*arguments: Any) -> Any:
         result = infer(*arguments)
-        ran.append(result is not None)
+        ran.append(bool(result))
         return result
 
     monkeypatch.setattr(backend, "infer", counted)
@@ -140,7 +140,7 @@ def test_frozen_stacks_and_their_steps(
         found = run()
         assert stacks
         assert all(stacks)
-        monkeypatch.setattr(backend, "infer", lambda *_: None)
+        monkeypatch.setattr(backend, "infer", lambda *_: [])
         torch.manual_seed(1)
         wanted = run()
     assert all(one.equal(other) for one, other in zip(found, wanted, strict=True))
@@ -218,6 +218,65 @@ def test_changed_weights_and_negative_views(stacks: list[bool]) -> None:
     assert stacks == [False, True]
 
 
+def in_autocast(call: Callable[[], Tensor]) -> Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return call()
+
+
+def in_a_transformation(call: Callable[[], Tensor]) -> Tensor:
+    return torch.func.vmap(lambda share: call() * share)(torch.ones(2))[1]
+
+
+def in_a_dispatch_mode(call: Callable[[], Tensor]) -> Tensor:
+    with Dispatched() as mode:
+        result = call()
+    assert mode.names
+    return result
+
+
+class Dispatched(torch.utils._python_dispatch.TorchDispatchMode):
+    """Keeps the names of torch's operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [in_autocast, in_a_transformation, in_a_dispatch_mode])
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_mode_of_torch_sees_a_whole_call(
+    mode: Callable[[Callable[[], Tensor]], Tensor],
+    is_packed: bool,
+    layers: int,
+    stacks: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = rl.nn.LSTM(5, 7, layers).eval()
+    if is_packed:
+        rl.pack_weights(layer)
+    given, state = torch.randn(6, 1, 5), (torch.randn(layers, 1, 7), torch.randn(layers, 1, 7))
+    calls: list[Callable[[], Tensor]] = [
+        lambda: layer(given, state)[0].float(),
+        lambda: layer(rl.Ragged([given[:, 0]]), state)[0].values.float(),
+        lambda: layer.step(given[0], state)[0].float(),
+    ]
+    with torch.no_grad():
+        for one in calls:
+            one()
+        assert stacks == [True] * 3
+        stacks.clear()
+        found = [mode(one) for one in calls]
+        assert not any(stacks)
+        monkeypatch.setattr(backend, "infer", lambda *_: [])
+        wanted = [mode(one) for one in calls]
+    assert all(one.equal(other) for one, other in zip(found, wanted, strict=True))
+
+
 def test_dropout_between_layers_acts_in_training_without_gradients() -> None:
     layer = rl.nn.LSTM(5, 7, 2, dropout=0.5)
     given = torch.randn(6, 4, 5)
@@ -238,33 +297,35 @@ def test_random_sizes_of_a_stack_are_refused_or_inside() -> None:
     values, offsets = torch.randn(6, 5), torch.tensor([0, 2, 6])
     state = torch.zeros(2, 2, 4)
 
-    def status(*arguments: Any) -> int:
-        return int(operators.infer(*arguments)[1])
+    def runs(heads: Tensor, sizes: Any, values: Tensor, states: Any, *others: Any) -> bool:
+        h, c = (*states, None)[:2]
+        return bool(operators.infer(heads, sizes, values, h, c, *others))
 
-    assert status(heads, offsets, values, [state], flat, [], True, None, 0) == library.OK
+    assert runs(heads, offsets, values, [state], flat, False, True, None, 0)
     wrong: list[tuple[Any, ...]] = [
-        (heads[:0], offsets, values, [state], flat, [], True, None, 0),
-        (heads[:-1], offsets, values, [state], flat, [], True, None, 0),
-        (heads.int(), offsets, values, [state], flat, [], True, None, 0),
-        (heads, None, values, [state], flat, [], True, None, 0),
-        (heads, offsets, values, [state], [], [], True, None, 0),
-        (heads, offsets, values, [state, state], flat, [], True, None, 0),
-        (heads, offsets, values, [state[:1]], flat, [], True, None, 0),
-        (heads, offsets, values, [state[:, :1]], flat, [], True, None, 0),
-        (heads, offsets, values, [state[0]], flat, [], True, None, 0),
-        (heads, offsets, values, [torch.zeros(())], flat, [], True, None, 0),
-        (heads, offsets, values, [state], flat[1:], [], True, None, 0),
-        (heads, offsets, values, [state], [*flat[5:], *flat[:5]], [], True, None, 0),
-        (heads, offsets, values, [state], flat, [torch.zeros(64)], True, None, 0),
-        (heads, offsets, values, [state], flat, [torch.zeros(64)] * 2, True, None, 0),
-        (heads.view(2, -1).flip(0).flatten(), offsets, values, [state], flat, [], True, None, 0),
-        (heads, offsets + 1, values, [state], flat, [], True, None, 0),
-        (heads, offsets, values, [state], flat, [], True, None, 4),
-        (heads, None, values, [state], flat, [], True, None, 6),
-        (heads, None, values, [state], flat, [], True, None, 7),
-        (heads, None, values, [state], flat, [], True, None, 8),
-        (heads, None, values, [state[:, 0]], flat, [], True, None, 4),
-        (heads, offsets, values[None].expand(2, 6, 5), [state], flat, [], True, None, 5),
+        (heads[:0], offsets, values, [state], flat, False, True, None, 0),
+        (heads[:-1], offsets, values, [state], flat, False, True, None, 0),
+        (heads.int(), offsets, values, [state], flat, False, True, None, 0),
+        (heads, None, values, [state], flat, False, True, None, 0),
+        (heads, offsets, values, [state], [], False, True, None, 0),
+        (heads, offsets, values, [state, state], flat, False, True, None, 0),
+        (heads, offsets, values, [state[:1]], flat, False, True, None, 0),
+        (heads, offsets, values, [state[:, :1]], flat, False, True, None, 0),
+        (heads, offsets, values, [state[0]], flat, False, True, None, 0),
+        (heads, offsets, values, [torch.zeros(())], flat, False, True, None, 0),
+        (heads, offsets, values, [state], flat[1:], False, True, None, 0),
+        (heads, offsets, values, [state], [*flat[5:], *flat[:5]], False, True, None, 0),
+        (heads, offsets, values, [state], [torch.zeros(64)], True, True, None, 0),
+        (heads, offsets, values, [state], [None, None], True, True, None, 0),
+        (heads, offsets, values, [state], [torch.zeros(64)] * 2, True, True, None, 0),
+        (heads.view(2, -1).flip(0).flatten(), offsets, values, [state], flat, False, True, None, 0),
+        (heads, offsets + 1, values, [state], flat, False, True, None, 0),
+        (heads, offsets, values, [state], flat, False, True, None, 4),
+        (heads, None, values, [state], flat, False, True, None, 6),
+        (heads, None, values, [state], flat, False, True, None, 7),
+        (heads, None, values, [state], flat, False, True, None, 8),
+        (heads, None, values, [state[:, 0]], flat, False, True, None, 4),
+        (heads, offsets, values[None].expand(2, 6, 5), [state], flat, False, True, None, 5),
     ]
     for arguments in wrong:
-        assert status(*arguments) == library.BAD_ARGUMENT
+        assert not runs(*arguments)

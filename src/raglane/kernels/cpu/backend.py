@@ -233,38 +233,39 @@ def infer(
     packed: tuple[Tensor, ...],
     sizes: Tensor | None,
     values: Tensor,
-    states: Sequence[Any],
+    h: Tensor | None,
+    c: Tensor | None,
     weights: Sequence[Any],
     need_output: bool,
     order: Tensor | None,
     layout: int,
-) -> tuple[Tensor | None, tuple[Tensor, ...]] | None:
-    """Run the layers of a stack by one call of C, for inference; return its output and final states.
+) -> list[Tensor]:
+    """Run the layers of a stack by one call of C, for inference; return output and final states.
 
-    ``weights`` are those of one layer after the other, not read if there are ``packed`` ones.
-    ``layout`` is one of ``csrc/torch/rows.h``, which values and output have, and ``sizes`` are what
-    it needs: offsets, lengths, batch sizes or nothing. Return None if C cannot run the call.
+    ``h`` and ``c`` are initial states. ``weights`` are those of one layer after the other, not read
+    if there are ``packed`` ones. ``layout`` is one of ``csrc/torch/rows.h``, which values and output
+    have, and ``sizes`` are what it needs: offsets, lengths, batch sizes or nothing. Return nothing
+    if C cannot run the call.
     """
     run = library.operators()
     if run is None:
-        return None
-    heads = heads_of(layers, packed)
+        return []
+    results: list[Tensor]
     try:
-        if packed and sizes is None and len(layers) == 1:
-            h, c = (*states, None, None)[:2]
-            results, status, _ = run.infer_packed(
-                heads, packed[0], values, h, c, need_output, layout
-            )
+        if len(packed) == 1 and order is None:
+            (only,) = packed
+            head = layers[0].head(only)
+            results = run.infer_packed(head, only, sizes, values, h, c, need_output, layout)
         else:
-            given = () if packed else weights
-            results, status, _ = run.infer(
-                heads, sizes, values, states, given, packed, need_output, order, layout
+            heads = heads_of(layers, packed)
+            parts = packed or weights
+            are_packed = len(packed) > 0
+            results = run.infer(
+                heads, sizes, values, h, c, parts, are_packed, need_output, order, layout
             )
     except NO_MEMORY:
-        return None
-    if status:
-        return None
-    return results[0] if need_output else None, tuple(results[need_output:])
+        return []
+    return results
 
 
 def _record(

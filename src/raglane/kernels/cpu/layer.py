@@ -125,6 +125,8 @@ class Layer(ABC):
         names = formats[len(library.HEAD) : formats.index("offsets")]
         self._sizes = tuple([sizes.get(name, 0) for name in names])
         self._heads: dict[tuple[Any, ...], tuple[tuple[int, ...], Tensor]] = {}
+        # The head of the last call in inference, and what it depends on.
+        self._last: tuple[tuple[Any, ...], Any] = (), None
         self._calls = CtypesCalls(self)
 
     def initial(self, tensors: Tensors) -> Tensors:
@@ -221,8 +223,14 @@ class Layer(ABC):
             raise TableRefusedError(reason)
 
     def head(self, packed: Tensor | None) -> Tensor:
-        """Return the head of a call, with packed weights or others."""
-        return self._head(self.dtype if packed is None else self._weights_dtype(packed.dtype))[1]
+        """Return the head of a call in inference, with packed weights or others."""
+        dtype = self.dtype if packed is None else packed.dtype
+        facts = library.library(), dtype, torch.get_num_threads(), forks.threads_before
+        last = self._last
+        if last[0] != facts:
+            kind = self.dtype if packed is None else self._weights_dtype(dtype)
+            last = self._last = facts, self._head(kind)[1]
+        return last[1]
 
     def _head(
         self, dtype: torch.dtype, threads: int | None = None

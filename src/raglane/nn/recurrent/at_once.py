@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -23,6 +24,8 @@ from raglane.packing.flat_values import RowTable, table_of_packed, table_of_padd
 from raglane.ragged import Ragged
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+_modes: Any = torch._C._len_torch_function_stack
+_is_grad_enabled = torch.is_grad_enabled
 # The numbers of layouts in ``csrc/torch/rows.h``.
 _FLAT = 0
 _TIME_FIRST = 2
@@ -34,7 +37,9 @@ _ONE = 7
 
 def step(layer: Stack, x_t: Any, state: Any) -> tuple[Tensor, State] | None:
     """Run one step of a layer; None if it needs a whole call."""
-    if not _runs_alone() or type(x_t) not in _PLAIN or _has_hooks(layer):
+    if torch.compiler.is_compiling() or _is_grad_enabled() or type(x_t) not in _PLAIN:
+        return None
+    if _is_watched() or _has_hooks(layer):
         return None
     plan, weights, packed = _prepare(layer, x_t, "dense")
     if plan.directions != 1:
@@ -45,37 +50,43 @@ def step(layer: Stack, x_t: Any, state: Any) -> tuple[Tensor, State] | None:
 
 def _prepare(
     layer: Stack, values: Tensor, kind: InputKind
-) -> tuple[CallPlan, tuple[Any, ...], tuple[Tensor, ...]]:
+) -> tuple[CallPlan, Sequence[Any], tuple[Tensor, ...]]:
     """Return the plan of a call, and the weights of the layer or their packed form."""
-    plan = _plan_for(layer)
-    if plan is not None and plan.stored is not None and plan.reads_packed:
+    plan: CallPlan | None = plans.get(layer)
+    settings = type(layer)._settings(layer)
+    # That of an earlier call, if its kernels run the layer now. C checks the tensors. 7.0 equals 7
+    # but is not a valid size.
+    is_known = (
+        plan is not None
+        and plan.kernels
+        and settings == plan.facts[0]
+        and dispatch._override.get() == plan.override
+        and type(settings[0]) is type(settings[1]) is type(settings[2]) is int
+    )
+    if plan is not None and is_known and plan.stored is not None and plan.reads_packed:
         packed = plan.stored.packed_of(layer._parameters)
         if packed:
             return plan, (), packed
-    weights = layer._weights()
-    plan = plan or plan_of(layer, weights, values, kind=kind)
-    return plan, weights, () if plan.stored is None else plan.stored.packed_for(weights)
-
-
-def _plan_for(layer: Stack) -> CallPlan | None:
-    """Return the plan of an earlier call if its kernels run the layer now; C checks the tensors."""
-    plan: CallPlan | None = plans.get(layer)
-    if plan is None or not plan.kernels:
-        return None
-    settings = type(layer)._settings(layer)
-    # 7.0 equals 7 but is not a valid size.
-    input_size, hidden_size, num_layers = settings[:3]
-    are_sizes = type(input_size) is type(hidden_size) is type(num_layers) is int
-    if settings != plan.facts[0] or not are_sizes or dispatch._override.get() != plan.override:
-        return None
-    return plan
+    weights: Sequence[Any]
+    if plan is not None and is_known:
+        weights = layer._weights_in_order()
+    else:
+        groups = layer._weights()
+        plan = plan_of(layer, groups, values, kind=kind)
+        if not plan.kernels:
+            return plan, (), ()
+        weights = tuple(chain.from_iterable(groups))
+    return plan, weights, () if plan.stored is None else plan.stored.packed_for((weights,))
 
 
 def infer(
     layer: Stack, input: Any, hx: State | None, lengths: Any, need_output: bool
 ) -> tuple[Any, Any] | None:
-    """Run a call without resets and histories; None if it needs the whole way of :mod:`call`."""
-    if not _runs_alone():
+    """Run a call without resets and histories, that records no gradients and is not compiled.
+
+    None if it needs the whole way of :mod:`call`.
+    """
+    if _is_watched():
         return None
     kind = type(input)
     if lengths is not None or kind is PackedSequence:
@@ -118,7 +129,7 @@ def _infer_table(
     result = _run(*parts, hx, table.sizes, values, need_output, table.order, table.number)
     if result is None or not is_pack or not need_output:
         return result
-    return input._replace(data=result[0]), result[1]
+    return input._make((result[0], *input[1:])), result[1]
 
 
 def _table_of(input: Any, lengths: Any, batch_first: bool) -> RowTable | None:
@@ -131,28 +142,22 @@ def _table_of(input: Any, lengths: Any, batch_first: bool) -> RowTable | None:
         return None  # the whole call names the argument
 
 
-def _runs_alone() -> bool:
-    """Return True if nothing records or changes what torch runs, and no call needs gradients."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled():
-        return False
-    core: Any = torch._C
-    if torch.is_autocast_enabled("cpu") or core._get_tracing_state() is not None:
-        return False
-    return not (
-        core._len_torch_dispatch_stack()
-        or core._len_torch_function_stack()
-        or core._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
-    )
+def _is_watched() -> bool:
+    """Return True if a mode of torch sees functions, or forward-mode derivatives are computed.
+
+    The operators refuse calls in all other modes.
+    """
+    return _modes() > 0 or forward_ad._current_level >= 0
 
 
 def _has_hooks(layer: Stack) -> bool:
     """Return True if a call of a module runs more than the method of its class."""
+    own = layer.__dict__
     return bool(
-        layer._forward_hooks
-        or layer._forward_pre_hooks
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
         or layer._compiled_call_impl
-        or "forward" in vars(layer)
+        or "forward" in own
         or _module._global_forward_hooks
         or _module._global_forward_pre_hooks
     )
@@ -160,7 +165,7 @@ def _has_hooks(layer: Stack) -> bool:
 
 def _run(
     plan: CallPlan,
-    weights: tuple[Any, ...],
+    weights: Sequence[Any],
     packed: tuple[Tensor, ...],
     hx: Any,
     sizes: Tensor | None,
@@ -172,21 +177,19 @@ def _run(
     """Run a call of the plan's kernels; see :func:`raglane.kernels.cpu.backend.infer`."""
     if not plan.kernels:
         return None
-    states: Any = ()
-    if hx is not None:
-        count = len(plan.state_sizes)
-        states = (hx,) if count == 1 else hx
-        if not isinstance(states, tuple | list) or len(states) != count:
+    h = hx
+    c = None
+    if len(plan.state_sizes) > 1 and hx is not None:
+        if not isinstance(hx, tuple | list) or len(hx) != 2 or type(hx[1]) not in _PLAIN:
             return None
-        for state in states:
-            if type(state) not in _PLAIN:
-                return None
-    flat: Any = weights[0] if len(weights) == 1 else tuple(chain.from_iterable(weights))
-    leave_lost_threads()
-    result = backend.infer(
-        plan.kernels, packed, sizes, values, states, flat, need_output, order, layout
-    )
-    if result is None:
+        h, c = hx
+    if h is not None and type(h) not in _PLAIN:
         return None
-    output, final = result
-    return output, final if len(final) > 1 else final[0]
+    leave_lost_threads()
+    results = backend.infer(
+        plan.kernels, packed, sizes, values, h, c, weights, need_output, order, layout
+    )
+    if not results:
+        return None
+    output = results.pop(0) if need_output else None
+    return output, tuple(results) if len(results) > 1 else results[0]

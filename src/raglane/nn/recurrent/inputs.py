@@ -168,8 +168,14 @@ def _read_packed(packed: PackedSequence) -> Inputs:
     )
     flatten = partial(_flatten_packed, packed)
     find_table = partial(table_of_packed, packed)
+    make: Any = packed._make
     return Inputs(
-        data, flatten, layout, lambda output: packed._replace(data=output), find_table, "packed"
+        data,
+        flatten,
+        layout,
+        lambda output: make((output, *packed[1:])),
+        find_table,
+        "packed",
     )
 
 

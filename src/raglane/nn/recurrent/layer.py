@@ -164,9 +164,12 @@ class RecurrentLayer(Stack):
             hx = carried(self, input, hx, begins)
         if return_output is not True:
             check_flag("return_output", return_output)
-        if torch.compiler.is_compiling() and (
-            isinstance(input, PackedSequence) or are_transforms_active()
-        ):
+        if not torch.compiler.is_compiling():
+            if resets is None and not _with_states and not torch.is_grad_enabled():
+                result = infer(self, input, hx, lengths, return_output)
+                if result is not None:
+                    return result
+        elif isinstance(input, PackedSequence) or are_transforms_active():
             if is_exporting() and isinstance(input, PackedSequence):
                 rule = "a kind that a graph can contain"
                 fix = "pass a Ragged, or a padded tensor with lengths"
@@ -175,10 +178,6 @@ class RecurrentLayer(Stack):
             # cannot resume a graph within a transformation of torch.func.
             options = {"return_output": return_output, "_with_states": _with_states}
             return _outside_of_graphs(self, input, hx, lengths=lengths, resets=resets, **options)
-        if resets is None and not _with_states and not torch.is_grad_enabled():
-            result = infer(self, input, hx, lengths, return_output)
-            if result is not None:
-                return result
         return run(self, input, hx, lengths, resets, return_output, _with_states)
 
     def with_states(

@@ -227,25 +227,25 @@ def _packed(
 _version = attrgetter("_version")
 
 
-def _facts_of(weights: Sequence[Tensor]) -> tuple[list[Any], ...]:
+def _facts_of(weights: Sequence[Tensor]) -> list[Any]:
     """Return what changes if the numbers of weights do; ``map`` reads them in C.
 
     Strides and the negative bit are among them because they change the values that are read from
     the same memory.
     """
-    return (
-        [*map(_version, weights)],
-        [*map(Tensor.data_ptr, weights)],
-        [*map(Tensor.stride, weights)],
-        [*map(Tensor.is_neg, weights)],
-    )
+    return [
+        *map(_version, weights),
+        *map(Tensor.data_ptr, weights),
+        *map(Tensor.stride, weights),
+        *map(Tensor.is_neg, weights),
+    ]
 
 
 class _Stored(NamedTuple):
     weights: tuple[Tensor, ...]  # the original ones
     places: list[int]  # the id of each
-    facts: tuple[list[Any], ...]
-    names: tuple[str, ...]  # among the layer's parameters; () if one is no parameter
+    facts: list[Any]
+    parameters: list[int]  # the id of each parameter of the layer; [] if a weight is none
     packed: tuple[Any, ...]
     # They keep the memory allocated, so no other tensor can get its address.
     aliases: tuple[Tensor, ...]
@@ -263,13 +263,12 @@ class PackedWeights:
         parameters: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.is_int8 = packed[0].dtype is torch.int8
-        by_place = {id(tensor): name for name, tensor in parameters.items()}
-        names = tuple([by_place.get(id(weight), "") for weight in weights])
+        own = [*map(id, parameters.values())]
         self._stored: _Stored | None = _Stored(
             tuple(weights),
             [*map(id, weights)],
             _facts_of(weights),
-            names if all(names) else (),
+            own if set(own).issuperset(map(id, weights)) else [],
             tuple(packed),
             tuple([weight.detach() for weight in weights]),
         )
@@ -292,9 +291,7 @@ class PackedWeights:
     def packed_of(self, parameters: Mapping[str, Any]) -> tuple[Any, ...]:
         """Do the same for a layer whose weights are its parameters; () also if they are not."""
         stored = self._stored
-        if stored is None or not stored.names:
-            return ()
-        if [*map(id, map(parameters.get, stored.names))] != stored.places:
+        if stored is None or [*map(id, parameters.values())] != stored.parameters:
             return ()
         return stored.packed if _facts_of(stored.weights) == stored.facts else ()
 

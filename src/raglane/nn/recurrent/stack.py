@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypedDict
 from weakref import WeakKeyDictionary
@@ -116,6 +117,10 @@ class Stack(torch.nn.Module):
     @abstractmethod
     def _weights(self) -> tuple[Any, ...]:
         """Return the weights: one ``weights_type`` per layer and direction, in torch's order."""
+
+    def _weights_in_order(self) -> Sequence[Any]:
+        """Return the weights of all layers and directions, one after the other."""
+        return tuple(chain.from_iterable(self._weights()))
 
     def _like(self, weights: tuple[Any, ...]) -> Tensor | None:
         """Return one of the weights, for its dtype and device; None for a layer without weights."""

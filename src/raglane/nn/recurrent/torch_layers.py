@@ -6,6 +6,7 @@ cannot compile instances of those.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
@@ -121,6 +122,16 @@ class _TorchLayer(RecurrentLayer, torch.nn.RNNBase):
             projection = tensors[-1] if projects else None
             weights.append(Weights(tensors[0], tensors[1], tensors[2], tensors[3], projection))
         return tuple(weights)
+
+    def _weights_in_order(self) -> Sequence[Any]:
+        # Of the most common layer without the loop of _weights, which takes longer than its kernels.
+        names = self._all_weights[0]
+        if self.bias and len(names) == 4 and len(self._all_weights) == 1:
+            try:
+                return [*map(self._parameters.__getitem__, names), None]
+            except KeyError:
+                pass
+        return super()._weights_in_order()
 
     def _replaced_weights(self) -> dict[str, Any]:
         """Return the weights by name, of which some are no parameters."""
