@@ -153,6 +153,7 @@ template <class A> class BlockStep {
 
   void decay(const Operation& o, int64_t row) const {
     const V fresh = splat<V>((A)1 - ((const A*)o.second)[row]);
+    const Rate<A> rate = rate_of<A>(splat<V>((A)-1));
     ((A*)o.next_second)[row] = 1;
     in_vectors<A>(o.count, [&](int64_t i, int lanes) {
       const V d = at_least((A)o.low, load(at(row, o.a) + i, lanes) * load((const A*)o.weight + i, lanes));
@@ -160,8 +161,8 @@ template <class A> class BlockStep {
       expm1<A, 1>(&lost);
       const V root = square_root(-lost), factor = root + fresh * ((A)1 - root);
       const V written = load(at(row, o.c) + i, lanes) * load(at(row, o.b) + i, lanes) * factor;
-      V kept = -d;
-      exp<A, 1>(&kept);
+      V kept;
+      decays<A, 1>(&kept, &d, &rate);
       const V h = d * (written / d) + kept * load((const A*)o.state + row * o.count + i, lanes);
       store((A*)o.next + row * o.count + i, h, lanes);
       store(at(row, o.to) + i, h, lanes);

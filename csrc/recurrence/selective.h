@@ -9,13 +9,6 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-// softplus(x) = max(x, 0) + log(1 + exp(-|x|))
-template <class A> RAGLANE_INLINE Vec<A> soften(Vec<A> x) {
-  Vec<A> small = below_zero<A>(x);
-  exp<A, 1>(&small);
-  return at_least((A)0, x) + log1p<A>(small);
-}
-
 template <class S> class SelectiveLoops {
  public:
   using A = typename Arithmetic<S>::type;
@@ -80,9 +73,9 @@ template <class S> class SelectiveLoops {
   int64_t set_blocks() const { return (blocks_ + sets_ - 1) / sets_; }
   int64_t vectors() const { return c_.states * width; }
   int64_t row_numbers() const { return 2 * border * c_.states + width; }
-  int64_t forward_numbers() const { return set_blocks() * 2 * vectors() + row_numbers() + 3 * border * width; }
+  int64_t forward_numbers() const { return set_blocks() * 3 * vectors() + row_numbers() + 3 * border * width; }
   int64_t backward_numbers() const {
-    return set_blocks() * (4 * vectors() + 2 * width) + row_numbers() + 2 * border * vectors() +
+    return set_blocks() * (5 * vectors() + 2 * width) + row_numbers() + 2 * border * vectors() +
            (6 + 2 * together) * border * width;
   }
 
@@ -111,9 +104,14 @@ template <class S> class SelectiveLoops {
       first_ = blocks * part / sets, count_ = (int)(blocks * (part + 1) / sets - first_);
       next_ = scratch;
       h_ = take(l_.set_blocks() * l_.vectors()), a_ = take(l_.set_blocks() * l_.vectors());
+      rest_ = take(l_.set_blocks() * l_.vectors());
       rows_ = take(l_.row_numbers());
       dt_ = take(border * width), in_ = take(border * width), y_ = take(border * width);
       for (int block = 0; block < count_; block++) read_states(a_, block, (const A*)c_.A);
+      for (int64_t i = 0; i < count_ * l_.vectors(); i += width) {
+        const Rate<A> rate = rate_of<A>(load(a_ + i));
+        store(a_ + i, rate.whole), store(rest_ + i, rate.rest);
+      }
     }
 
     void forward() {
@@ -181,7 +179,7 @@ template <class S> class SelectiveLoops {
     int64_t group_, set_, first_;  // the group of channels, the set, and its first block
     int count_;                    // blocks
     A* next_;
-    A *h_, *a_, *rows_, *dt_, *in_, *y_;
+    A *h_, *a_, *rest_, *rows_, *dt_, *in_, *y_;
     A *grad_h_, *grad_a_, *grad_d_, *grad_bias_, *kept_h_, *kept_a_, *sums_b_, *sums_c_, *grad_in_, *grad_dt_, *grad_y_;
 
     A* take(int64_t count) {
@@ -271,7 +269,7 @@ template <class S> class SelectiveLoops {
       for (int t = 0; t < segment.count; t++) {
         const V x = element(c_.x, segment.first + t, block);
         V d = element(c_.dt, segment.first + t, block) + bias;
-        if (c_.softplus) d = soften<A>(d);
+        if (c_.softplus) d = softplus<A>(d);
         d = at_most((A)c_.most_dt, at_least((A)c_.least_dt, d));
         store(dt_ + t * width, d);
         store(in_ + t * width, d * x);
@@ -303,7 +301,8 @@ template <class S> class SelectiveLoops {
     // Advance N states of a block through a segment, and add to y; or keep the states and decays before each element.
     template <int N, bool KEEP>
     void advance(const Segment& segment, int block, int64_t s, A* kept_h, A* kept_a) const {
-      A *h = of_block(h_, block) + s * width, *a = of_block(a_, block) + s * width;
+      A* h = of_block(h_, block) + s * width;
+      const A *a = of_block(a_, block) + s * width, *rest = of_block(rest_, block) + s * width;
       V state[N];
       RAGLANE_EACH state[i] = load(h + i * width);
       const int64_t next = next_of(segment, block, KEEP ? -border : border);
@@ -312,14 +311,12 @@ template <class S> class SelectiveLoops {
         if (segment.resets && segment.resets[t]) RAGLANE_EACH state[i] = V{};
         const V d = load(dt_ + t * width), in = load(in_ + t * width);
         const A *B = segment.B + t * segment.stride + s, *C = segment.C + t * segment.stride + s;
-        V decay[N];
-        RAGLANE_EACH decay[i] = d * load(a + i * width);
-        if constexpr (N > 4) {
+        V decay[N], steps[N];
+        Rate<A> rate[N];
+        RAGLANE_EACH steps[i] = d, rate[i] = {load(a + i * width), load(rest + i * width)};
+        constexpr int each = N > 4 ? 4 : N;
 #pragma GCC unroll 4
-          for (int part = 0; part < N; part += 4) exp<A, 4>(decay + part);
-        } else {
-          exp<A, N>(decay);
-        }
+        for (int part = 0; part < N; part += each) decays<A, each>(decay + part, steps + part, rate + part);
         if constexpr (KEEP) {
           RAGLANE_EACH store(kept_h + (t * N + i) * width, state[i]);
           RAGLANE_EACH store(kept_a + (t * N + i) * width, decay[i]);
@@ -383,8 +380,8 @@ template <class S> class SelectiveLoops {
         const int64_t row = segment.first + t, at = row * c_.channels + channel_of(block);
         const V x = element(c_.x, row, block), y = load(grad_y_ + t * width), in = load(grad_in_ + t * width);
         const V raw = element(c_.dt, row, block) + bias;
-        const V unbounded = c_.softplus ? soften<A>(raw) : raw;
-        V of_dt = fma(in, x, load(grad_dt_ + t * width));
+        const V unbounded = c_.softplus ? softplus<A>(raw) : raw;
+        V of_dt = fma(in, x, load(grad_dt_ + t * width) * rate_unit<A>);
         const auto is_bounded = (unbounded < (A)c_.least_dt) | (unbounded > (A)c_.most_dt);
         of_dt = is_bounded ? V{} : of_dt;
         if (c_.softplus) of_dt = of_dt * sigmoid<A>(raw);

@@ -196,7 +196,7 @@ template <class A> class MambaStep {
     const A *B = parts_ + row * (c_.rank + 2 * states) + c_.rank, *C = B + states;
     A* inner = inner_ + row * channels + first;
     const V x = load(inner, lanes), bias = c_.dt_bias ? load((const A*)c_.dt_bias + first, lanes) : V{};
-    const V d = soften<A>(load(dt_ + row * channels + first, lanes) + bias), in = d * x;
+    const V d = softplus<A>(load(dt_ + row * channels + first, lanes) + bias), in = d * x;
     V y = c_.D ? load((const A*)c_.D + first, lanes) * x : V{};
     A of_d[width], of_in[width];
     store(of_d, d), store(of_in, in);
@@ -215,8 +215,10 @@ template <class A> class MambaStep {
           exp<A, N>(decay);
           RAGLANE_EACH decay[i] = -decay[i];
         }
-        RAGLANE_EACH decay[i] = splat<V>(i < here ? of_d[begin + i] : 0) * decay[i];
-        exp<A, N>(decay);
+        V steps[N];
+        Rate<A> rate[N];
+        RAGLANE_EACH steps[i] = splat<V>(i < here ? of_d[begin + i] : 0), rate[i] = rate_of<A>(decay[i]);
+        decays<A, N>(decay, steps, rate);
         for (int i = 0; i < here; i++) {
           const V next = fma(splat<V>(of_in[begin + i]), of_b, decay[i] * load(h + i * states, count));
           store(h + i * states, next, count);

@@ -1,5 +1,5 @@
-// exp, expm1, tanh, sigmoid, log, log1p and erf on a vector: in float at most 4 ulp from the true value, over the whole
-// range.
+// exp, expm1, tanh, sigmoid, log, log1p, softplus and erf on a vector: in float at most 4 ulp from the true value, over the
+// whole range.
 //
 // The first four use x = n * ln 2 + r with |r| <= ln 2 / 2, and exp(r) - 1 by a polynomial. tanh uses
 // exp - 1, which is accurate near zero; sigmoid uses exp(-|x|), which never overflows and includes
@@ -247,6 +247,68 @@ template <class A> RAGLANE_INLINE Vec<A> log1p(Vec<A> x) {
   Scaled<A> s = scaled<A>(sum);
   V f = s.n == (A)0 ? x : s.m - (A)1;
   return log_from<A>(sum, f, s.n, s.n == (A)0 ? V{} : lost / sum);
+}
+
+// Softplus with the bits of exp and log1p, by which layers compute it for whole sequences.
+template <class A> RAGLANE_INLINE Vec<A> soften(Vec<A> x) {
+  Vec<A> small = below_zero<A>(x);
+  exp<A, 1>(&small);
+  return at_least((A)0, x) + log1p<A>(small);
+}
+
+// log(1 + exp(x)) = max(x, 0) + log(1 + u) for u = exp(-|x|), the latter in float as u times a polynomial that is
+// fitted to 2^-27 on 0 to 1.
+template <class A> RAGLANE_INLINE Vec<A> softplus(Vec<A> x) {
+  using V = Vec<A>;
+  if constexpr (sizeof(A) == 8) return soften<A>(x);
+  V u = below_zero<A>(x);
+  exp<A, 1>(&u);
+  constexpr float polynomial[] = {
+      0x1p+0f, -0x1.ffffbep-2f, 0x1.554c8p-2f, -0x1.ff0f88p-3f, 0x1.92f696p-3f,
+      -0x1.39756p-3f, 0x1.b2535ap-4f, -0x1.d29ccp-5f, 0x1.453f04p-6f, -0x1.a93354p-9f};
+  V p = splat<V>(polynomial[9]);
+#pragma GCC unroll 16
+  for (int term = 8; term >= 0; term--) p = fma(p, u, splat<V>(polynomial[term]));
+  return fma(u, p, at_least((A)0, x));
+}
+
+// The rates of a scan's decays exp(d a). In float, where the processor has multiply-adds, a in units of log 2, in two parts whose
+// sum is exact to 2^-48; otherwise a itself.
+template <class A> inline constexpr bool has_units = sizeof(A) == 4 && vector_bytes >= 32;
+template <class A> inline constexpr A rate_unit = has_units<A> ? 0.693147180559945309417 : 1.0;
+template <class A> struct Rate {
+  Vec<A> whole, rest;
+};
+template <class A> RAGLANE_INLINE Rate<A> rate_of(Vec<A> a) {
+  if constexpr (!has_units<A>) return {a, a};
+  const Vec<A> unit = splat<Vec<A>>((A)0x1.715476p+0), whole = a * unit;
+  return {whole, fma(a, unit, -whole) + a * (A)0x1.4ae0cp-26};
+}
+
+// x[i] = exp(d[i] a) by its rate: 2^n 2^f, the latter by a polynomial on |f| <= 1/2. f has bounds, because beyond 2^22 it means
+// nothing. AVX-512 takes any n; elsewhere decays below 2^-125 are 0, and the polynomial is twice 2^f, whose product with half
+// the power does not overflow before the result.
+template <class A, int N> RAGLANE_INLINE void decays(Vec<A>* x, const Vec<A>* d, const Rate<A>* rate) {
+  using V = Vec<A>;
+  if constexpr (!has_units<A>) {
+    RAGLANE_EACH x[i] = d[i] * rate[i].whole;
+    exp<A, N>(x);
+  } else {
+    constexpr bool scales = vector_bytes == 64;
+    constexpr float magic = 0x1.8p23f + 126, first = scales ? 1 : 2;  // the low bits of magic + n are n + 126
+    constexpr float polynomial[] = {0x1p+0f, 0x1.62e42ap-1f, 0x1.ebf9bcp-3f, 0x1.c6b752p-5f, 0x1.3cea88p-7f, 0x1.5bba14p-10f};
+    V shifted[N], n[N], p[N];
+    RAGLANE_EACH shifted[i] = fma(d[i], rate[i].whole, splat<V>(magic));
+    if constexpr (!scales) RAGLANE_EACH shifted[i] = at_most(magic + 129, at_least(magic - 126, shifted[i]));
+    RAGLANE_EACH n[i] = shifted[i] - magic;
+    RAGLANE_EACH x[i] = fma(d[i], rate[i].rest, fma(d[i], rate[i].whole, -n[i]));
+    RAGLANE_EACH x[i] = within_one(x[i]);
+    RAGLANE_EACH p[i] = splat<V>(first * polynomial[5]);
+#pragma GCC unroll 16
+    for (int term = 4; term >= 0; term--) RAGLANE_EACH p[i] = fma(p[i], x[i], splat<V>(first * polynomial[term]));
+    if constexpr (scales) RAGLANE_EACH x[i] = times_power_of_two(p[i], n[i], I{});
+    else RAGLANE_EACH x[i] = p[i] * (V)((I)shifted[i] << 23);
+  }
 }
 
 // Rare in recurrences: number by number.

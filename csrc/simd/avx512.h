@@ -44,6 +44,7 @@ RAGLANE_INLINE F at_most(float bound, F x) { return (F)_mm512_min_ps(_mm512_set1
 RAGLANE_INLINE D at_most(double bound, D x) { return (D)_mm512_min_pd(_mm512_set1_pd(bound), (__m512d)x); }
 RAGLANE_INLINE F square_root(F x) { return (F)_mm512_sqrt_ps((__m512)x); }
 RAGLANE_INLINE D square_root(D x) { return (D)_mm512_sqrt_pd((__m512d)x); }
+RAGLANE_INLINE F within_one(F x) { return (F)_mm512_range_ps((__m512)x, _mm512_set1_ps(1), 0x02); }
 RAGLANE_INLINE F times_power_of_two(F x, F n, I) { return (F)_mm512_scalef_ps((__m512)x, (__m512)n); }
 
 RAGLANE_INLINE float sum_of(F v) { return _mm512_reduce_add_ps((__m512)v); }

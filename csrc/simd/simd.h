@@ -65,6 +65,9 @@ template <class V> RAGLANE_INLINE Lanes<float>::byte lowest_bytes(V v) {
 template <class A> RAGLANE_INLINE Vec<A> at_least(A bound, Vec<A> x) { return x < bound ? splat<Vec<A>>(bound) : x; }
 template <class A> RAGLANE_INLINE Vec<A> at_most(A bound, Vec<A> x) { return x > bound ? splat<Vec<A>>(bound) : x; }
 
+// x, or a number between -1 and 1 if it is not; NaN may be any of them.
+template <class V> RAGLANE_INLINE V within_one(V x) { return at_most(1.0f, at_least(-1.0f, x)); }
+
 template <class V> RAGLANE_INLINE V square_root(V x) {
   for (size_t i = 0; i < sizeof x / sizeof x[0]; i++)
     x[i] = sizeof x[0] == 4 ? __builtin_sqrtf(x[i]) : __builtin_sqrt(x[i]);

@@ -491,6 +491,16 @@ def test_softplus_and_exp_of_any_argument(bound: float) -> None:
     )
 
 
+def test_decays_of_the_largest_steps() -> None:
+    """Their exponents have no fraction in float32."""
+    steps = torch.tensor([-3e38, -1e20, -3e7, -0.0, 0.0, 3e7, 1e20, 3e38]).unsqueeze(1)
+    ones = torch.ones(8, 1, 1)
+    parts = {"x": torch.zeros(8, 1), "dt": steps, "A": ones[0], "B": ones, "C": ones}
+    parts["initial_state"] = ones
+    _, state = run_scan(parts, [1] * 8)
+    assert state.flatten().tolist() == [0, 0, 0, 1, 1, *[torch.inf] * 3]
+
+
 @pytest.mark.parametrize("name", ["scan", "gated delta"])
 def test_many_steps_stay_accurate(name: str) -> None:
     count = 100_000

@@ -170,7 +170,6 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, taps: Tensor, start: Tensor) -> Tensor:
-        rows = rows.contiguous()
         ctx.save_for_backward(rows, taps)
         result = torch.empty_like(rows)
         for first, end in _blocks(rows):
