@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 /* Incremented whenever a struct below changes; Python rejects a library of another version. */
-#define RAGLANE_ABI 23
+#define RAGLANE_ABI 24
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, weights included. Weights are packed as int8, with a scale for each
@@ -55,7 +55,8 @@ enum raglane_function {
   RAGLANE_LOG = 4,
   RAGLANE_LOG1P = 5,
   RAGLANE_ERF = 6,
-  RAGLANE_SQRT = 7
+  RAGLANE_SQRT = 7,
+  RAGLANE_SOFTPLUS = 8
 };
 
 /* Division of the work, for tests. Results are bit-identical with any flags; with 0 the kernel chooses. */

@@ -92,8 +92,8 @@ template <class A> class BlockStep {
         const V inner = (A)0.7978845608028654 * (x + (A)0.044715 * x * x * x);
         return (A)0.5 * x * ((A)1 + tanh<A>(inner));
       }
-      case RAGLANE_ROW_SOFTPLUS: return soften<A>(x);
-      case RAGLANE_ROW_LOG_SIGMOID: return -soften<A>(-x);
+      case RAGLANE_ROW_SOFTPLUS: return softplus<A>(x);
+      case RAGLANE_ROW_LOG_SIGMOID: return -softplus<A>(-x);
       case RAGLANE_ROW_CLAMP: return at_most((A)o.high, at_least((A)o.low, x));
       default: return (A)o.high * tanh<A>(x / splat<V>((A)o.high));
     }

@@ -269,7 +269,7 @@ template <class A> class AttentionStep {
   void set_gates(int64_t row) const {
     in_vectors<A>(c_.heads, [&](int64_t h, int lanes) {
       V d = load((const A*)c_.dt + row * c_.dt_stride + h, lanes) + load((const A*)c_.dt_bias + h, lanes);
-      d = at_most((A)c_.most_dt, at_least((A)c_.least_dt, soften<A>(d)));
+      d = at_most((A)c_.most_dt, at_least((A)c_.least_dt, softplus<A>(d)));
       V rate = load((const A*)c_.A + h, lanes);
       exp<A, 1>(&rate);
       V decay = -d * rate;

@@ -249,20 +249,13 @@ template <class A> RAGLANE_INLINE Vec<A> log1p(Vec<A> x) {
   return log_from<A>(sum, f, s.n, s.n == (A)0 ? V{} : lost / sum);
 }
 
-// Softplus with the bits of exp and log1p, by which layers compute it for whole sequences.
-template <class A> RAGLANE_INLINE Vec<A> soften(Vec<A> x) {
-  Vec<A> small = below_zero<A>(x);
-  exp<A, 1>(&small);
-  return at_least((A)0, x) + log1p<A>(small);
-}
-
 // log(1 + exp(x)) = max(x, 0) + log(1 + u) for u = exp(-|x|), the latter in float as u times a polynomial that is
 // fitted to 2^-27 on 0 to 1.
 template <class A> RAGLANE_INLINE Vec<A> softplus(Vec<A> x) {
   using V = Vec<A>;
-  if constexpr (sizeof(A) == 8) return soften<A>(x);
   V u = below_zero<A>(x);
   exp<A, 1>(&u);
+  if constexpr (sizeof(A) == 8) return at_least((A)0, x) + log1p<A>(u);
   constexpr float polynomial[] = {
       0x1p+0f, -0x1.ffffbep-2f, 0x1.554c8p-2f, -0x1.ff0f88p-3f, 0x1.92f696p-3f,
       -0x1.39756p-3f, 0x1.b2535ap-4f, -0x1.d29ccp-5f, 0x1.453f04p-6f, -0x1.a93354p-9f};

@@ -19,6 +19,7 @@ template <class A> int32_t apply_to(int64_t function, const A* in, A* out, int64
       case RAGLANE_LOG1P: x = log1p<A>(x); break;
       case RAGLANE_ERF: x = erf<A>(x); break;
       case RAGLANE_SQRT: x = square_root(x); break;
+      case RAGLANE_SOFTPLUS: x = softplus<A>(x); break;
       default: return RAGLANE_BAD_ARGUMENT;
     }
     store(out + i, x, here);

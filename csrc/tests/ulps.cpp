@@ -18,7 +18,8 @@ namespace {
 
 constexpr int64_t block = 1 << 14;
 constexpr int64_t blocks = (int64_t(1) << 32) / block;
-const char* const functions[] = {"exp", "tanh", "sigmoid", "expm1", "log", "log1p", "erf", "sqrt"};  // by raglane_function
+// By raglane_function.
+const char* const functions[] = {"exp", "tanh", "sigmoid", "expm1", "log", "log1p", "erf", "sqrt", "softplus"};
 
 double truth(int function, double x) {
   switch (function) {
@@ -29,6 +30,7 @@ double truth(int function, double x) {
     case RAGLANE_LOG1P: return std::log1p(x);
     case RAGLANE_ERF: return std::erf(x);
     case RAGLANE_SQRT: return std::sqrt(x);
+    case RAGLANE_SOFTPLUS: return std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
     default: return 1 / (1 + std::exp(-x));
   }
 }
@@ -88,7 +90,7 @@ int main() {
   for (int64_t isa = 0; raglane::isa_name(isa); isa++)
     if (raglane::processor_has(isa) && raglane::has_all_dtypes(isa)) isas.push_back(isa);
   bool fails = false;
-  for (int function = RAGLANE_EXP; function <= RAGLANE_SQRT; function++) {
+  for (int function = RAGLANE_EXP; function <= RAGLANE_SOFTPLUS; function++) {
     std::vector<double> worst = worst_of(function, isas);
     for (size_t s = 0; s < isas.size(); s++) {
       std::printf("%s, %s: %.3f ulp at most\n", functions[function], raglane_isa_name(isas[s]), worst[s]);

@@ -269,6 +269,7 @@ TRUTH = {
     "log": torch.log,
     "log1p": torch.log1p,
     "erf": torch.erf,
+    "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
 }
 
 

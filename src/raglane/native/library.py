@@ -29,7 +29,7 @@ from raglane._utils.messages import warn_caller
 from raglane._utils.tracing import constant_when_traced, refuse_jit_trace
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 23
+ABI = 24
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
@@ -38,7 +38,7 @@ _NUMBERS = {**DTYPES, torch.int8: 3}
 _FUNCTIONS = {
     name: number
     for number, name in enumerate(
-        ("exp", "tanh", "sigmoid", "expm1", "log", "log1p", "erf", "sqrt")
+        ("exp", "tanh", "sigmoid", "expm1", "log", "log1p", "erf", "sqrt", "softplus")
     )
 }
 OK = 0

@@ -152,6 +152,8 @@ def _applied(name: str, rows: Tensor) -> Tensor:
         return library().apply(name, _wide(rows).resolve_neg()).to(rows.dtype)
     if name == "sigmoid":
         return rows.neg().exp_().add_(1).reciprocal_()
+    if name == "softplus":
+        return _plain_softplus(rows)
     result: Tensor = getattr(torch, name)(rows)
     return result
 
@@ -216,12 +218,16 @@ def silu(rows: Tensor) -> Tensor:
     return result
 
 
+def _plain_softplus(rows: Tensor) -> Tensor:
+    # torch's own is the identity above 20.
+    return torch.logaddexp(rows, torch.zeros_like(rows))
+
+
 class _Softplus(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
         ctx.save_for_backward(rows)
-        small = _applied("exp", rows.abs().neg_())
-        return _applied("log1p", small).add_(rows.clamp(min=0))
+        return _applied("softplus", rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -230,9 +236,9 @@ class _Softplus(torch.autograd.Function):
 
 
 def softplus(rows: Tensor) -> Tensor:
-    """Return ``log(1 + exp(rows))``; unlike torch's, it is not the identity above 20."""
+    """Return ``log(1 + exp(rows))``."""
     if _is_recorded(rows):
-        return torch.logaddexp(rows, torch.zeros_like(rows))
+        return _plain_softplus(rows)
     result: Tensor = _Softplus.apply(rows)  # type: ignore[no-untyped-call]
     return result
 
