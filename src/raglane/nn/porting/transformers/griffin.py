@@ -78,5 +78,5 @@ def _scanned(unit: Any, x: Tensor, begins: Tensor | None) -> tuple[Tensor, Tenso
         most = torch.where(begins.view(-1, 1, 1), -80.0, most)
     logs = torch.addcmul(most, of_state, rates).flatten(1)
     factor = bounded_root(-expm1(logs))
-    # In place, which no gradient needs unchanged.
-    return (heads.to(wide) * of_input).flatten(1).mul_(factor).div_(logs), logs
+    inputs = (heads.to(wide) * of_input).flatten(1)
+    return inputs.mul_(factor).div_(logs), logs
