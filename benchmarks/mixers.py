@@ -171,12 +171,17 @@ RUNS_OF_MIXERS: dict[str, Callable[..., None]] = {
 
 
 def calls_of(title: str, models: dict[str, Any], tokens: Tensor) -> dict[str, Callable[[], None]]:
-    """A run of each model; none if its first block cannot be called alone."""
+    """A run of each model; none if its first block cannot be called alone, or its mixer without
+    its Linear layers.
+    """
     if title in RUNS:
         return {each: partial(RUNS[title], model, tokens) for each, model in models.items()}
     if title in RUNS_OF_MIXERS:
         x = torch.randn(*tokens.shape, WIDTH, requires_grad=True)
         mixers = {each: mixer_of(model) for each, model in models.items()}
+        # Transformers multiplies by the weight of this layer, outside of its forward.
+        if hasattr(mixers["transformers"], "dt_proj"):
+            return {}
         outputs = [output_of(mixer, x) for mixer in mixers.values()]
         torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-3, atol=1e-3)
         return {each: partial(RUNS_OF_MIXERS[title], mixer, x) for each, mixer in mixers.items()}

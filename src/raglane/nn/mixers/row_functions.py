@@ -266,3 +266,30 @@ def bounded_root(squares: Tensor) -> Tensor:
         return squares.sqrt()
     result: Tensor = _BoundedRoot.apply(squares)  # type: ignore[no-untyped-call]
     return result
+
+
+class _Unit(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, eps: float) -> Tensor:
+        result = rows * rows
+        inverse = result.sum(-1, keepdim=True).add_(eps).rsqrt_()
+        torch.mul(rows, inverse, out=result)
+        ctx.save_for_backward(rows, result, inverse)
+        ctx.eps = eps
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        rows, result, inverse = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            inverse = ((rows * rows).sum(-1, keepdim=True) + ctx.eps).rsqrt()
+        along = (grad * result).sum(-1, keepdim=True)
+        return torch.addcmul(grad, result, along, value=-1).mul_(inverse), None
+
+
+def unit(rows: Tensor, eps: float) -> Tensor:
+    """Return rows divided by the root of the sum of their squares and ``eps``."""
+    if _is_recorded(rows):
+        return rows * torch.rsqrt((rows * rows).sum(-1, keepdim=True) + eps)
+    result: Tensor = _Unit.apply(rows, eps)  # type: ignore[no-untyped-call]
+    return result

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from raglane.kernels.cpu.steps import AttentionStep
 from raglane.nn.mixers.plain import has_hooks
+from raglane.nn.mixers.row_functions import unit
 from raglane.nn.porting.transformers.base import Mixer, negative_rates
 from raglane.nn.porting.transformers.layout import BatchLayout
 from raglane.nn.porting.transformers.memory import Memory
@@ -61,10 +62,10 @@ class DeltaMixer(Mixer):
         mixed = ACTIVATIONS[mixer.activation](memory.convolve(mixed.flatten(0, 1), mixer.conv1d))
         size = mixer.head_k_dim
         q, k, v = mixed.split([mixer.key_dim, mixer.key_dim, mixer.value_dim], -1)
-        q = _unit(q.unflatten(1, (-1, size)))
-        k = _unit(k.unflatten(1, (-1, size)))
         wide = torch.promote_types(v.dtype, torch.float32)
-        v = v.unflatten(1, (-1, mixer.head_v_dim)).to(wide)
+        q, k = [unit(each.unflatten(1, (-1, size)).to(wide), 1e-6) for each in (q, k)]
+        # One copy, which backward reads too.
+        v = v.unflatten(1, (-1, mixer.head_v_dim)).to(wide).contiguous()
         gains = betas.flatten(0, 1).sigmoid().to(wide)
         if getattr(mixer, "allow_neg_eigval", False):
             gains = gains * 2
@@ -87,10 +88,8 @@ class DeltaMixer(Mixer):
 
     def _finish(self, y: Tensor, gate: Tensor, rows: Tensor) -> Tensor:
         mixer: Any = self
-        y = mixer.norm(y.to(gate.dtype).flatten(0, 1), gate.flatten(0, 1))
-        return mixer.out_proj(
-            y.unflatten(0, gate.shape[:2]).flatten(1).unflatten(0, rows.shape[:2])
-        )
+        y = _normed(mixer.norm, y, gate)
+        return mixer.out_proj(y.flatten(1).unflatten(0, rows.shape[:2]))
 
 
 class InterleavedDeltaMixer(DeltaMixer):
@@ -138,7 +137,13 @@ class KimiMixer(OlmoDeltaMixer):
         return steps
 
 
-def _unit(values: Tensor) -> Tensor:
-    """Return vectors of length 1."""
-    wide = values.to(torch.promote_types(values.dtype, torch.float32))
-    return wide * torch.rsqrt((wide * wide).sum(-1, keepdim=True) + 1e-6)
+def _normed(norm: Any, y: Tensor, gate: Tensor) -> Tensor:
+    """Return the heads ``(N, H, V)`` after their norm, times the gate."""
+    if has_hooks(norm) or not type(norm).__name__.startswith("Qwen3") or norm.activation != "silu":
+        result: Tensor = norm(y.to(gate.dtype).flatten(0, 1), gate.flatten(0, 1))
+        return result.unflatten(0, y.shape[:2])
+    size = y.shape[2]
+    # The root of the mean of squares is that of their sum by that of the size.
+    weight = norm.weight.to(y.dtype) * size**0.5
+    y = unit(y, size * norm.variance_epsilon) * weight
+    return (y * F.silu(gate.to(y.dtype))).to(gate.dtype)

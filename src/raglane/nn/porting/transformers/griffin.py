@@ -49,24 +49,34 @@ class GriffinMixer(Mixer):
 
     def _mix(self, rows: Tensor, layout: BatchLayout, memory: Memory) -> Tensor:
         block: Any = self
-        gate = block.act_fn(block.linear_y(rows))
         x = memory.convolve(block.linear_x(rows).flatten(0, 1), block.conv_1d)
-        unit = block.rg_lru
-        wide = torch.promote_types(x.dtype, torch.float32)
-        of_input = _gates(x, unit.input_gate_weight, unit.input_gate_bias)
-        of_state = _gates(x, unit.recurrent_gate_weight, unit.recurrent_gate_bias)
-        rates = 8.0 * F.softplus(unit.recurrent_param.to(wide))
-        steps = (of_state.to(wide) * rates).clamp(min=least_step(wide))
-        factor = bounded_root(-expm1(-2 * steps))
-        if memory.is_empty or layout.resets is not None:
-            factor = torch.where(layout.begins(memory.is_empty).unsqueeze(1), 1.0, factor)
-        y = memory.accumulate(x.to(wide) * of_input.to(wide) * factor, steps)
+        is_fresh = memory.is_empty or layout.resets is not None
+        begins = layout.begins(memory.is_empty) if is_fresh else None
+        y = memory.accumulate(*_scanned(block.rg_lru, x, begins))
+        gate = block.act_fn(block.linear_y(rows))
         return apply_to(block.linear_out, y.to(x.dtype) * gate.flatten(0, 1), rows).unflatten(
             0, rows.shape[:2]
         )
 
 
-def _gates(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the sigmoid of products with the blocks of a matrix, ``(N, E)``."""
-    heads = x.unflatten(1, (weight.shape[0], -1)).transpose(0, 1)
-    return torch.baddbmm(bias.unsqueeze(1), heads, weight).transpose(0, 1).flatten(1).sigmoid()
+def _scanned(unit: Any, x: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return what each element adds to the state, divided by the logarithms of squared decays, and
+    these, below 0, both ``(N, E)``.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    # Both gates by one product, (H, N, 2 S).
+    weight = torch.cat([unit.input_gate_weight, unit.recurrent_gate_weight], 2)
+    bias = torch.cat([unit.input_gate_bias, unit.recurrent_gate_bias], 1).unsqueeze(1)
+    heads = x.unflatten(1, (weight.shape[0], -1))
+    gates = torch.baddbmm(bias, heads.transpose(0, 1), weight).sigmoid_().transpose(0, 1)
+    of_input, of_state = gates.to(wide).chunk(2, 2)
+    rates = -16.0 * F.softplus(unit.recurrent_param.to(wide)).view(heads.shape[1:])
+    # A quotient by them needs a number below 0. The decay of a first element has no effect but on
+    # its factor, which is 1.
+    most = rates.new_full((1, 1, 1), -2 * least_step(wide))
+    if begins is not None:
+        most = torch.where(begins.view(-1, 1, 1), -80.0, most)
+    logs = torch.addcmul(most, of_state, rates).flatten(1)
+    factor = bounded_root(-expm1(logs))
+    inputs = (heads.to(wide) * of_input).flatten(1)
+    return inputs.mul_(factor).div_(logs), logs

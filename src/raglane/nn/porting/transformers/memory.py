@@ -106,18 +106,18 @@ class Memory:
         self._end(final.transpose(2, 3) if is_transposed else final)
         return output
 
-    def accumulate(self, x: Tensor, steps: Tensor) -> Tensor:
-        """Return ``h = exp(-steps) h + x`` of each channel, for steps above 0."""
+    def accumulate(self, x: Tensor, logs: Tensor) -> Tensor:
+        """Return ``h = exp(logs / 2) h + logs x`` of each channel, for logarithms below 0."""
         layout = self._layout
         initial = self._initial(x.dtype)
         if initial is not None and layout.is_step:
-            output = torch.addcmul(x, (-steps).exp(), initial)
+            output = torch.addcmul(logs * x, (logs / 2).exp(), initial)
             self._end(output)
             return output
-        # The scan writes its input times the steps, hence the quotient.
         one = x.new_ones(x.shape[0], 1, 1)
         state = None if initial is None else initial.unsqueeze(2)
-        tensors = (x / steps, steps, -one.new_ones(x.shape[1], 1), one, one, None, None, state)
+        rates = one.new_full((x.shape[1], 1), 0.5)
+        tensors = (x, logs, rates, one, one, None, None, state)
         limits = (float("-inf"), float("inf"))
         output, final = scan_selectively(tensors, layout.offsets, layout.resets, False, *limits)
         self._end(final.squeeze(2))
