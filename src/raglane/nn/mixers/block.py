@@ -30,6 +30,8 @@ class LayerOptions(Options, total=False):
     batch_first: bool
     dropout: float
     bidirectional: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
 class Placed(TypedDict):
@@ -117,24 +119,26 @@ class BlockLayer(Recurrent):
 
     def __init__(
         self,
-        make: Callable[..., RecurrentBlock],
+        kind: Callable[..., RecurrentBlock],
         input_size: int,
         hidden_size: int,
         num_layers: int,
-        placed: Placed,
+        settings: dict[str, Any],
         **options: Unpack[LayerOptions],
     ) -> None:
+        others: Any = {**options}
+        placed: Placed = {"device": others.pop("device", None), "dtype": others.pop("dtype", None)}
         check_dtype(placed["dtype"])
         directions = 2 if options.get("bidirectional") else 1
         blocks: list[RecurrentBlock] = []
 
         def block(width: int, size: int) -> RecurrentBlock:
-            blocks.append(make(width, size, **placed))
+            blocks.append(kind(width, size, **settings, **placed))
             if len(blocks) > directions and width == size:
                 blocks[-1].residual_norm = nn.RMSNorm(size, 1e-5, **placed)
             return blocks[-1]
 
-        super().__init__(block, input_size, hidden_size, num_layers, **options)
+        super().__init__(block, input_size, hidden_size, num_layers, **others)
         hook: Any = self.register_load_state_dict_pre_hook
         hook(_rename)
         if len(blocks) == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Unpack
 
 import torch
@@ -162,8 +161,6 @@ class GatedDeltaNet(BlockLayer):
         value_size: int | None = None,
         kernel_size: int = 4,
         eps: float = 1e-6,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
         counts: dict[str, Any] = {
@@ -175,11 +172,11 @@ class GatedDeltaNet(BlockLayer):
         for name, count in counts.items():
             if count is not None:
                 check_count(name, count)
-        make = partial(
-            GatedDeltaNetBlock,
+        settings = {
             **counts,
-            kernel_size=check_count("kernel_size", kernel_size),
-            eps=check_eps(eps),
+            "kernel_size": check_count("kernel_size", kernel_size),
+            "eps": check_eps(eps),
+        }
+        super().__init__(
+            GatedDeltaNetBlock, input_size, hidden_size, num_layers, settings, **options
         )
-        placed: Placed = {"device": device, "dtype": dtype}
-        super().__init__(make, input_size, hidden_size, num_layers, placed, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 import torch
@@ -147,18 +146,14 @@ class Mamba(BlockLayer):
         dt_rank: int | None = None,
         bias: bool = False,
         conv_bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
-        make = partial(
-            MambaBlock,
-            state_size=check_count("state_size", state_size),
-            kernel_size=check_count("kernel_size", kernel_size),
-            expand=check_count("expand", expand),
-            dt_rank=None if dt_rank is None else check_count("dt_rank", dt_rank),
-            bias=check_flag("bias", bias),
-            conv_bias=check_flag("conv_bias", conv_bias),
-        )
-        placed: Placed = {"device": device, "dtype": dtype}
-        super().__init__(make, input_size, hidden_size, num_layers, placed, **options)
+        settings = {
+            "state_size": check_count("state_size", state_size),
+            "kernel_size": check_count("kernel_size", kernel_size),
+            "expand": check_count("expand", expand),
+            "dt_rank": None if dt_rank is None else check_count("dt_rank", dt_rank),
+            "bias": check_flag("bias", bias),
+            "conv_bias": check_flag("conv_bias", conv_bias),
+        }
+        super().__init__(MambaBlock, input_size, hidden_size, num_layers, settings, **options)

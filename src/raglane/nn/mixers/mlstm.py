@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 import torch
@@ -152,16 +151,12 @@ class MLSTM(BlockLayer):
         key_size: int | None = None,
         bias: bool = False,
         eps: float = 1e-6,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
-        make = partial(
-            MLSTMBlock,
-            num_heads=num_heads,
-            key_size=None if key_size is None else check_count("key_size", key_size),
-            bias=check_flag("bias", bias),
-            eps=check_eps(eps),
-        )
-        placed: Placed = {"device": device, "dtype": dtype}
-        super().__init__(make, input_size, hidden_size, num_layers, placed, **options)
+        settings = {
+            "num_heads": num_heads,
+            "key_size": None if key_size is None else check_count("key_size", key_size),
+            "bias": check_flag("bias", bias),
+            "eps": check_eps(eps),
+        }
+        super().__init__(MLSTMBlock, input_size, hidden_size, num_layers, settings, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 import torch
@@ -152,15 +151,11 @@ class RGLRU(BlockLayer):
         width: int | None = None,
         num_heads: int | None = None,
         kernel_size: int = 4,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
-        make = partial(
-            RGLRUBlock,
-            width=None if width is None else check_count("width", width),
-            num_heads=num_heads,
-            kernel_size=check_count("kernel_size", kernel_size),
-        )
-        placed: Placed = {"device": device, "dtype": dtype}
-        super().__init__(make, input_size, hidden_size, num_layers, placed, **options)
+        settings = {
+            "width": None if width is None else check_count("width", width),
+            "num_heads": num_heads,
+            "kernel_size": check_count("kernel_size", kernel_size),
+        }
+        super().__init__(RGLRUBlock, input_size, hidden_size, num_layers, settings, **options)
