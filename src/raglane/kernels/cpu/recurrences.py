@@ -7,6 +7,7 @@ addresses C gets. ``csrc/abi/recurrences.h`` has the equations, and the shape of
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -52,9 +53,9 @@ class Recurrence:
         """
         raise NotImplementedError
 
-    def flags(self, tensors: Tensors, options: Options) -> tuple[float, ...]:
+    def flags(self, tensors: Tensors, options: Options) -> tuple[float, ...]:  # noqa: ARG002
         """Return the fields of C's struct between the sizes and the offsets."""
-        raise NotImplementedError
+        return options
 
     def described(
         self, tensors: Tensors, options: Options, offsets: Tensor
@@ -115,6 +116,41 @@ class Recurrence:
             library.packer(self.struct)(*head, *numbers[0], *numbers[1], *pointers),
         )
 
+    def outputs(
+        self,
+        tensors: Tensors,
+        options: Options,
+        offsets: Tensor,
+        save: bool,
+        empty: Callable[..., Tensor] = Tensor.new_empty,
+    ) -> dict[str, Tensor]:
+        """Return the results and what is saved for backward, without numbers: ``empty`` returns the
+        memory of what is saved, which without ``save`` has none.
+        """
+        values = tensors[0]
+        shapes = self.described(tensors, options, offsets)
+        like = values.new_empty(0, dtype=sums_of(values.dtype))
+        outputs = {
+            name: (values if name == self.results[0] else like).new_empty(shapes[name])
+            for name in self.results
+        }
+        return outputs | {
+            # One tensor each, because results of operators must not be the same.
+            name: empty(like, *shapes[name]) if save else like.new_empty(0)
+            for name in self.saved
+        }
+
+    def gradients(self, tensors: Tensors, needed: list[bool]) -> list[Tensor]:
+        """Return the gradients of tensors without numbers, empty ones where they are not needed."""
+        values = tensors[0]
+        return [
+            values.new_empty(
+                tensor.shape if is_needed and tensor is not None else 0,
+                dtype=self.dtype_of(name, values),
+            )
+            for name, tensor, is_needed in zip(self.tensors, tensors, needed, strict=True)
+        ]
+
     def forward(
         self,
         tensors: Tensors,
@@ -124,18 +160,7 @@ class Recurrence:
         save: bool,
     ) -> list[Tensor]:
         """Return the results, and what is saved for backward: empty tensors without ``save``."""
-        values = tensors[0]
-        shapes = self.described(tensors, options, offsets)
-        like = values.new_empty(0, dtype=sums_of(values.dtype))
-        written = {
-            name: (values if name == self.results[0] else like).new_empty(shapes[name])
-            for name in self.results
-        }
-        written |= {
-            # One tensor each, because results of operators must not be the same.
-            name: library.empty(like, *shapes[name]) if save else like.new_empty(0)
-            for name in self.saved
-        }
+        written = self.outputs(tensors, options, offsets, save, library.empty)
         there = {name: tensor for name, tensor in written.items() if tensor.numel()}
         if library.library().flags & POISON:
             for tensor in there.values():
@@ -158,7 +183,6 @@ class Recurrence:
         ``saved``: the tensors of ``reread`` and ``saved``; ``grads``: those of the results, or None
         for zeros.
         """
-        values = tensors[0]
         shapes = self.described(tensors, options, offsets)
         names = [f"grad_{name}" for name in self.results]
         others = dict(zip([*self.reread, *self.saved, *names], [*saved, *grads], strict=True))
@@ -167,13 +191,7 @@ class Recurrence:
             for name, tensor in others.items()
             if tensor is not None and 0 not in shapes[name.removeprefix("grad_")]
         }
-        results = [
-            values.new_empty(
-                shapes[name] if is_needed and tensor is not None else 0,
-                dtype=self.dtype_of(name, values),
-            )
-            for name, tensor, is_needed in zip(self.tensors, tensors, needed, strict=True)
-        ]
+        results = self.gradients(tensors, needed)
         written = {
             f"grad_{name}": result
             for name, result in zip(self.tensors, results, strict=True)
@@ -218,9 +236,6 @@ class _SelectiveScan(Recurrence):
             "final": per_sequence,
             "borders": (elements // library.library().border, channels * states),
         }
-
-    def flags(self, tensors: Tensors, options: Options) -> tuple[float, ...]:  # noqa: ARG002
-        return options
 
 
 class _Attention(Recurrence):

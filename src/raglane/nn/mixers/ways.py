@@ -130,7 +130,7 @@ class Way:
     def _scan(self, parts: Scan, state: Tensor) -> tuple[Tensor, Tensor]:
         x, dt, rates, inputs, outputs, skip, bias, softplus, limits = parts
         delta = step_sizes(wide(dt), bias, softplus, *limits)
-        output, state = selective_step([x, delta, inputs, outputs], rates, skip, state)
+        output, (state,) = selective_step([x, delta, inputs, outputs], (state,), rates, skip)
         return output.to(x.dtype), state
 
     def _attend(
