@@ -18,6 +18,7 @@ import raglane as rl
 from cpu_networks import LIBRARY, POISON
 from guarded import chosen_library
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.kernels.cpu.recurrences import RecurrenceCall
 from raglane.nn import linear_attention, selective_scan
 from raglane.nn.recurrences.recurrence_operator import scan_selectively
 
@@ -522,12 +523,12 @@ def test_softplus_above_20_in_plain_torch() -> None:
     tensors |= {"A": torch.zeros(2, 2).double(), "B": torch.ones(1, 1, 2).double()}
     del tensors["dt_bias"], tensors["initial_state"]
     loop = scan_selectively.by_steps(
-        (*(tensors[name] for name in ("x", "dt", "A", "B", "C", "D")), None, None),
-        torch.tensor([0, 1]),
-        None,
-        True,
-        -math.inf,
-        math.inf,
+        RecurrenceCall(
+            (*(tensors[name] for name in ("x", "dt", "A", "B", "C", "D")), None, None),
+            torch.tensor([0, 1]),
+            None,
+            (True, -math.inf, math.inf),
+        )
     )
     wanted = 20.5 + math.exp(-20.5)
     for _, state in (loop, run_scan(tensors, [1], softplus=True)):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_count
+from raglane._utils.checks import check_count, check_eps
 from raglane.nn.mixers.block import (
     BlockLayer,
     LayerOptions,
@@ -15,7 +15,7 @@ from raglane.nn.mixers.block import (
     RecurrentBlock,
     States,
     check_divides,
-    check_eps,
+    check_optional_count,
     convolution,
     decay_rates,
     head_size,
@@ -163,17 +163,11 @@ class GatedDeltaNet(BlockLayer):
         eps: float = 1e-6,
         **options: Unpack[LayerOptions],
     ) -> None:
-        counts: dict[str, Any] = {
-            "num_heads": num_heads,
-            "num_value_heads": num_value_heads,
-            "key_size": key_size,
-            "value_size": value_size,
-        }
-        for name, count in counts.items():
-            if count is not None:
-                check_count(name, count)
         settings = {
-            **counts,
+            "num_heads": check_optional_count("num_heads", num_heads),
+            "num_value_heads": check_optional_count("num_value_heads", num_value_heads),
+            "key_size": check_optional_count("key_size", key_size),
+            "value_size": check_optional_count("value_size", value_size),
             "kernel_size": check_count("kernel_size", kernel_size),
             "eps": check_eps(eps),
         }

@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_count, check_flag
+from raglane._utils.checks import check_count, check_eps, check_flag
 from raglane.nn.mixers.block import (
     BlockLayer,
     LayerOptions,
@@ -15,7 +15,6 @@ from raglane.nn.mixers.block import (
     RecurrentBlock,
     States,
     check_divides,
-    check_eps,
     convolution,
     decay_rates,
     draw_step_bias,

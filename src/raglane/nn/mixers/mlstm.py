@@ -7,7 +7,7 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_count, check_flag
+from raglane._utils.checks import check_eps, check_flag
 from raglane.nn.mixers.block import (
     BlockLayer,
     LayerOptions,
@@ -15,7 +15,7 @@ from raglane.nn.mixers.block import (
     RecurrentBlock,
     States,
     check_divides,
-    check_eps,
+    check_optional_count,
     head_size,
 )
 from raglane.nn.mixers.ways import AttentionArguments, Way, wide
@@ -155,7 +155,7 @@ class MLSTM(BlockLayer):
     ) -> None:
         settings = {
             "num_heads": num_heads,
-            "key_size": None if key_size is None else check_count("key_size", key_size),
+            "key_size": check_optional_count("key_size", key_size),
             "bias": check_flag("bias", bias),
             "eps": check_eps(eps),
         }

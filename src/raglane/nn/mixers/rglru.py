@@ -15,6 +15,7 @@ from raglane.nn.mixers.block import (
     RecurrentBlock,
     States,
     check_divides,
+    check_optional_count,
     convolution,
     head_size,
 )
@@ -154,7 +155,7 @@ class RGLRU(BlockLayer):
         **options: Unpack[LayerOptions],
     ) -> None:
         settings = {
-            "width": None if width is None else check_count("width", width),
+            "width": check_optional_count("width", width),
             "num_heads": num_heads,
             "kernel_size": check_count("kernel_size", kernel_size),
         }

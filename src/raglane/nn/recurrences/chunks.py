@@ -178,12 +178,7 @@ class _Chunks:
             output, after = self.step(current, states)
             outputs.append(output)
             is_element = self.grid.is_element[:, number]
-            states = tuple(
-                [
-                    torch.where(like_rows(is_element, new), new, old)
-                    for new, old in zip(after, states, strict=True)
-                ]
-            )
+            states = _where(is_element, after, states)
         return outputs, states
 
     def blank(self, values: tuple[float, ...]) -> States:
@@ -222,19 +217,22 @@ def run_chunks(
         factor = kind.composed(before, factor)
         keeps = reads & _shifted(keeps, distance)
         distance *= 2
-    entering = tuple(
-        [
-            torch.where(like_rows(is_first, start), start, _shifted(state, 1))
-            for start, state in zip(starts, done, strict=True)
-        ]
-    )
+    entering = _where(is_first, starts, tuple([_shifted(state, 1) for state in done]))
     outputs, after = chunks.run(chunks.columns, entering)
     rows = torch.stack(outputs, 1).flatten(0, 1).index_select(0, grid.steps)
-    finals = [
-        torch.where(like_rows(grid.is_empty, start), start, state.index_select(0, grid.last))
-        for start, state in zip(chunks.starts, after, strict=True)
-    ]
+    ends = tuple([state.index_select(0, grid.last) for state in after])
+    finals = _where(grid.is_empty, chunks.starts, ends)
     return rows.to(steps.empty.dtype), *finals
+
+
+def _where(chosen: Tensor, states: States, others: States) -> States:
+    """Return the states of chosen rows, and the others of others."""
+    return tuple(
+        [
+            torch.where(like_rows(chosen, state), state, other)
+            for state, other in zip(states, others, strict=True)
+        ]
+    )
 
 
 def _shifted(rows: Tensor, distance: int) -> Tensor:

@@ -15,7 +15,13 @@ from torch import Tensor
 from raglane._utils.derivatives import gradients_of, view_of
 from raglane._utils.operators import operator
 from raglane._utils.tracing import are_transformed, has_tangent, records_operators
-from raglane.kernels.cpu.recurrences import ATTENTION, SELECTIVE_SCAN, Recurrence, Tensors
+from raglane.kernels.cpu.recurrences import (
+    ATTENTION,
+    SELECTIVE_SCAN,
+    Recurrence,
+    RecurrenceCall,
+    Tensors,
+)
 from raglane.native.library import DTYPES, missing_kernels
 from raglane.nn.recurrences.chunks import (
     Diagonal,
@@ -75,31 +81,30 @@ class Operator:
         """Return the results of the recurrence."""
         kernel = self._kernel
         values = tensors[0]
+        call = RecurrenceCall(tensors, offsets, resets, options)
         if not values.is_cpu:
-            return self.by_chunks(tensors, offsets, resets, *options)
+            return self.by_chunks(call)
         is_supported = values.dtype in DTYPES and missing_kernels() is None
         if not is_supported or has_tangent(tensors) or are_transformed(tensors):
-            return self.by_steps(tensors, offsets, resets, *options)
+            return self.by_steps(call)
         count = len(kernel.results)
         save = torch.is_grad_enabled() and any(
             tensor is not None and tensor.requires_grad for tensor in tensors
         )
         if not save and not records_operators():
-            return tuple(kernel.forward(tensors, offsets, resets, options, save)[:count])
+            return tuple(kernel.forward(call, save)[:count])
         return self._forward(*tensors, offsets, resets, *options, save)[:count]
 
-    def by_steps(
-        self, tensors: Tensors, offsets: Tensor, resets: Tensor | None, *options: Any
-    ) -> tuple[Tensor, ...]:
+    def by_steps(self, call: RecurrenceCall) -> tuple[Tensor, ...]:
         """Return the output and the final states in plain torch, step by step."""
-        return run_loop(self._steps(tensors, offsets, *options), offsets, resets)
+        steps = self._steps(call.tensors, call.offsets, *call.options)
+        return run_loop(steps, call.offsets, call.resets)
 
-    def by_chunks(
-        self, tensors: Tensors, offsets: Tensor, resets: Tensor | None, *options: Any
-    ) -> tuple[Tensor, ...]:
+    def by_chunks(self, call: RecurrenceCall) -> tuple[Tensor, ...]:
         """Return the output and the final states in plain torch, by chunks."""
-        steps = self._steps(tensors, offsets, *options)
-        return run_chunks(steps, self._effect(tensors, *options), offsets, resets)
+        steps = self._steps(call.tensors, call.offsets, *call.options)
+        effect = self._effect(call.tensors, *call.options)
+        return run_chunks(steps, effect, call.offsets, call.resets)
 
     def _parts(self, args: Sequence[Any], *counts: int) -> list[tuple[Any, ...]]:
         """Return the arguments as tensors, offsets and resets, and further groups of these sizes."""
@@ -110,13 +115,16 @@ class Operator:
             begin += count
         return parts
 
-    def _run(self, *args: Any) -> tuple[Tensor, ...]:
+    def _arguments(self, args: Sequence[Any]) -> tuple[RecurrenceCall, bool]:
+        """Return the arguments of the forward operator."""
         tensors, (offsets, resets), options, (save,) = self._parts(args, self._options, 1)
-        return tuple(self._kernel.forward(tensors, offsets, resets, options, save))
+        return RecurrenceCall(tensors, offsets, resets, options), save
+
+    def _run(self, *args: Any) -> tuple[Tensor, ...]:
+        return tuple(self._kernel.forward(*self._arguments(args)))
 
     def _shapes(self, *args: Any) -> tuple[Tensor, ...]:
-        tensors, (offsets, _), options, (save,) = self._parts(args, self._options, 1)
-        return tuple(self._kernel.outputs(tensors, options, offsets, save).values())
+        return tuple(self._kernel.outputs(*self._arguments(args)).values())
 
     def _parts_of_backward(self, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         kernel = self._kernel
@@ -125,7 +133,8 @@ class Operator:
 
     def _run_backward(self, *args: Any) -> list[Tensor]:
         tensors, (offsets, resets), saved, grads, options, (needed,) = self._parts_of_backward(args)
-        return self._kernel.backward(tensors, offsets, resets, options, saved, grads, needed)
+        call = RecurrenceCall(tensors, offsets, resets, options)
+        return self._kernel.backward(call, saved, grads, needed)
 
     def _shapes_of_gradients(self, *args: Any) -> list[Tensor]:
         tensors, *_, (needed,) = self._parts_of_backward(args)
@@ -165,7 +174,9 @@ class Operator:
         count = len(tensors)
         with torch.enable_grad():
             inputs = [view_of(tensor) for tensor in (*tensors, *upstream)]
-            results = self.by_steps(tuple(inputs[:count]), offsets, resets, *ctx.options)
+            results = self.by_steps(
+                RecurrenceCall(tuple(inputs[:count]), offsets, resets, ctx.options)
+            )
             grads = inputs[count : count + len(results)]
             chosen = [index for index, is_needed in enumerate(ctx.needed) if is_needed]
             first = gradients_of(results, [inputs[index] for index in chosen], grads, True)
