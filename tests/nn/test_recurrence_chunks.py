@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -11,14 +12,27 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from raglane.nn.recurrences.chunks import SIZE, attention_chunks, selective_chunks
-from raglane.nn.recurrences.loops import attention_loop, selective_loop
+from raglane.kernels.cpu.recurrences import RecurrenceCall
+from raglane.nn.recurrences.chunks import SIZE
+from raglane.nn.recurrences.recurrence_operator import Operator, attend, scan_selectively
 
 LENGTHS = [0, 1, SIZE - 1, SIZE, SIZE + 1, 0, 2 * SIZE, 2 * SIZE + 1, 5 * SIZE + 3, 2]
 COUNT = sum(LENGTHS)
 OFFSETS = torch.tensor(list(itertools.accumulate(LENGTHS, initial=0)))
 HEADS, GROUPS, KEYS, WIDTH = 4, 2, 3, 5
 SCAN_OPTIONS = (True, 0.01, 2.0)
+
+
+def by_steps(
+    operator: Operator, tensors: Any, offsets: Tensor, resets: Tensor | None, *options: Any
+) -> Any:
+    return operator.by_steps(RecurrenceCall(tensors, offsets, resets, options))
+
+
+def by_chunks(
+    operator: Operator, tensors: Any, offsets: Tensor, resets: Tensor | None, *options: Any
+) -> Any:
+    return operator.by_chunks(RecurrenceCall(tensors, offsets, resets, options))
 
 
 def drawn(*shape: int) -> Tensor:
@@ -73,10 +87,10 @@ def differentiated(
 
 
 def compare(
-    loop: Any, chunks: Any, tensors: list[Tensor | None], resets: Tensor | None, options: Any
+    operator: Operator, tensors: list[Tensor | None], resets: Tensor | None, options: Any
 ) -> None:
-    expected, expected_grads = differentiated(loop, tensors, resets, options)
-    results, grads = differentiated(chunks, tensors, resets, options)
+    expected, expected_grads = differentiated(partial(by_steps, operator), tensors, resets, options)
+    results, grads = differentiated(partial(by_chunks, operator), tensors, resets, options)
     for ours, right in zip((*results, *grads), (*expected, *expected_grads), strict=True):
         torch.testing.assert_close(ours, right, rtol=1e-9, atol=1e-9)
 
@@ -88,7 +102,7 @@ def some_resets() -> Tensor:
 @pytest.mark.parametrize("has_resets", [False, True])
 def test_chunks_of_a_selective_scan(has_resets: bool) -> None:
     resets = some_resets() if has_resets else None
-    compare(selective_loop, selective_chunks, scan_tensors(), resets, SCAN_OPTIONS)
+    compare(scan_selectively, scan_tensors(), resets, SCAN_OPTIONS)
 
 
 @pytest.mark.parametrize("has_resets", [False, True])
@@ -96,7 +110,7 @@ def test_chunks_of_a_selective_scan(has_resets: bool) -> None:
 def test_chunks_of_linear_attention(kind: str, has_resets: bool) -> None:
     resets = some_resets() if has_resets else None
     tensors = attention_tensors(kind)
-    compare(attention_loop, attention_chunks, tensors, resets, attention_options(kind))
+    compare(attend, tensors, resets, attention_options(kind))
 
 
 @pytest.mark.parametrize("log_decay", [-1000.0, -1e5, -math.inf])
@@ -104,8 +118,8 @@ def test_chunks_forget_as_steps_do(log_decay: float) -> None:
     tensors: Any = attention_tensors("delta, head")
     tensors[3][[SIZE + 40, COUNT - 60]] = log_decay
     options = attention_options("delta")
-    expected = attention_loop(tuple(tensors), OFFSETS, None, *options)
-    ours = attention_chunks(tuple(tensors), OFFSETS, None, *options)
+    expected = by_steps(attend, tuple(tensors), OFFSETS, None, *options)
+    ours = by_chunks(attend, tuple(tensors), OFFSETS, None, *options)
     torch.testing.assert_close(ours[:2], expected[:2], rtol=1e-9, atol=1e-9)
 
 
@@ -118,8 +132,8 @@ def test_chunks_of_one_strong_decay_in_float32() -> None:
         decays[40] = log_decay
         tensors = [*narrow, decays, None, None, None, None, None]
         exact = [None if each is None else each.double() for each in tensors]
-        ours = attention_chunks(tuple(tensors), offsets, None, 1.0, False, 0.0)
-        right = attention_loop(tuple(exact), offsets, None, 1.0, False, 0.0)
+        ours = by_chunks(attend, tuple(tensors), offsets, None, 1.0, False, 0.0)
+        right = by_steps(attend, tuple(exact), offsets, None, 1.0, False, 0.0)
         for one, other in zip(ours[:2], right[:2], strict=True):
             scale = float(other.abs().max())
             torch.testing.assert_close(one.double(), other, rtol=0, atol=1e-5 * scale)
@@ -132,8 +146,8 @@ def test_chunks_of_equal_keys() -> None:
     tensors = [torch.randn(64, 1, 64), key, torch.randn(64, 1, 32), None, gain, *[None] * 4]
     exact = [None if each is None else each.double() for each in tensors]
     offsets = torch.tensor([0, 64])
-    ours = attention_chunks(tuple(tensors), offsets, None, 1.0, True, 0.0)
-    right = attention_loop(tuple(exact), offsets, None, 1.0, True, 0.0)
+    ours = by_chunks(attend, tuple(tensors), offsets, None, 1.0, True, 0.0)
+    right = by_steps(attend, tuple(exact), offsets, None, 1.0, True, 0.0)
     for one, other in zip(ours[:2], right[:2], strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
@@ -148,7 +162,7 @@ def test_a_nan_stays_in_its_sequence_and_before_a_reset(kind: str) -> None:
     for each in tensors:
         if each is not None:
             each.requires_grad_()
-    output, *_ = attention_chunks(tuple(tensors), OFFSETS, resets, *attention_options(kind))
+    output, *_ = by_chunks(attend, tuple(tensors), OFFSETS, resets, *attention_options(kind))
     is_nan = output.isnan().flatten(1).any(1)
     assert is_nan[eighth + 3 : eighth + SIZE + 5].all()
     assert is_nan.sum() == SIZE + 2
@@ -162,14 +176,14 @@ def test_a_nan_stays_in_its_sequence_and_before_a_reset(kind: str) -> None:
 def test_bits_do_not_depend_on_the_batch(kind: str) -> None:
     tensors = attention_tensors(kind)
     options = attention_options(kind)
-    whole, *_ = attention_chunks(tuple(tensors), OFFSETS, None, *options)
+    whole, *_ = by_chunks(attend, tuple(tensors), OFFSETS, None, *options)
     begin, end = (int(OFFSETS[place]) for place in (8, 9))
     alone = [
         None if each is None else (each[begin:end] if len(each) == COUNT else each[8:9])
         for each in tensors
     ]
     offsets = torch.tensor([0, end - begin])
-    output, *_ = attention_chunks(tuple(alone), offsets, None, *options)
+    output, *_ = by_chunks(attend, tuple(alone), offsets, None, *options)
     assert torch.equal(output, whole[begin:end])
 
 
@@ -189,9 +203,9 @@ def test_chunks_read_no_number_and_no_length() -> None:
     scan = tuple(scan_tensors())
     attention = {kind: tuple(attention_tensors(kind)) for kind in KINDS}
     with ReadsNothing():  # type: ignore[no-untyped-call]
-        selective_chunks(scan, OFFSETS, resets, *SCAN_OPTIONS)
+        by_chunks(scan_selectively, scan, OFFSETS, resets, *SCAN_OPTIONS)
         for kind, tensors in attention.items():
-            attention_chunks(tensors, OFFSETS, resets, *attention_options(kind))
+            by_chunks(attend, tensors, OFFSETS, resets, *attention_options(kind))
 
 
 def test_operators_grow_with_the_logarithm_of_the_length() -> None:
@@ -208,7 +222,9 @@ def test_operators_grow_with_the_logarithm_of_the_length() -> None:
         tensors: Any = [drawn(steps, 6), drawn(steps, 6), -drawn(6, 3).abs()]
         tensors += [drawn(steps, 2, 3), drawn(steps, 2, 3), None, None, None]
         with Counts() as counts:  # type: ignore[no-untyped-call]
-            selective_chunks(tuple(tensors), torch.tensor([0, steps]), None, *SCAN_OPTIONS)
+            by_chunks(
+                scan_selectively, tuple(tensors), torch.tensor([0, steps]), None, *SCAN_OPTIONS
+            )
         return counts.total
 
     few, many, most = (operators(steps) for steps in (1000, 4000, 16000))
@@ -221,12 +237,12 @@ def test_a_batch_without_elements() -> None:
         for each in attention_tensors("mlstm")
     ]
     offsets = torch.zeros(len(LENGTHS) + 1, dtype=torch.int64)
-    output, *states = attention_chunks(tuple(tensors), offsets, None, 1.0, False, 1e-6)
+    output, *states = by_chunks(attend, tuple(tensors), offsets, None, 1.0, False, 1e-6)
     assert output.shape == (0, HEADS, WIDTH)
     assert all(torch.equal(state, start) for state, start in zip(states, tensors[6:], strict=True))
     scan: Any = scan_tensors()
     scan = [each[:0] if len(each) == COUNT else each for each in scan]
-    output, final = selective_chunks(tuple(scan), offsets, None, *SCAN_OPTIONS)
+    output, final = by_chunks(scan_selectively, tuple(scan), offsets, None, *SCAN_OPTIONS)
     assert output.shape == (0, 6)
     assert torch.equal(final, scan[7])
 

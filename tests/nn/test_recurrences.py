@@ -18,8 +18,9 @@ import raglane as rl
 from cpu_networks import LIBRARY, POISON
 from guarded import chosen_library
 from raglane.errors import ArgumentError, ArgumentTypeError, ShapeError
+from raglane.kernels.cpu.recurrences import RecurrenceCall
 from raglane.nn import linear_attention, selective_scan
-from raglane.nn.recurrences.loops import selective_loop
+from raglane.nn.recurrences.recurrence_operator import scan_selectively
 
 LENGTHS = [3, 0, 1, 70, 2, 33]
 ISAS = [isa for isa in LIBRARY.isas if isa not in ("avx512bf16", "amx")]
@@ -521,13 +522,13 @@ def test_softplus_above_20_in_plain_torch() -> None:
     tensors |= {"dt": torch.full((1, 2), 20.5, dtype=torch.float64), "x": torch.ones(1, 2).double()}
     tensors |= {"A": torch.zeros(2, 2).double(), "B": torch.ones(1, 1, 2).double()}
     del tensors["dt_bias"], tensors["initial_state"]
-    loop = selective_loop(
-        (*(tensors[name] for name in ("x", "dt", "A", "B", "C", "D")), None, None),
-        torch.tensor([0, 1]),
-        None,
-        True,
-        -math.inf,
-        math.inf,
+    loop = scan_selectively.by_steps(
+        RecurrenceCall(
+            (*(tensors[name] for name in ("x", "dt", "A", "B", "C", "D")), None, None),
+            torch.tensor([0, 1]),
+            None,
+            (True, -math.inf, math.inf),
+        )
     )
     wanted = 20.5 + math.exp(-20.5)
     for _, state in (loop, run_scan(tensors, [1], softplus=True)):

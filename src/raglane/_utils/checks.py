@@ -332,6 +332,11 @@ def check_count(name: str, value: Any) -> int:
     return int(value)
 
 
+def check_eps(eps: Any) -> float:
+    """Return a number that is added to a divisor, or to a mean square in one."""
+    return check_number("eps", eps, "finite and at least 0", lambda number: 0 <= number < math.inf)
+
+
 def check_every(steps: Any) -> int | None:
     """Return a layer's ``checkpoint_every``."""
     return None if steps is None else check_count("checkpoint_every", steps)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from raglane import segments
+from raglane._utils.derivatives import gradients_of, view_of
 from raglane._utils.tracing import are_transformed, has_tangent, is_exporting
 from raglane.cells import CELLS
 from raglane.cells.module import WholeCell
@@ -383,36 +384,11 @@ def _gradients_by_reference(
 ) -> Grads:
     """Compute all gradients by the reference kernel, differentiably, or under torch.func."""
     keep = torch.is_grad_enabled()
-    inputs = tuple([_view(tensor, keep) for tensor in tensors])
+    inputs = tuple([view_of(tensor, keep) for tensor in tensors])
     with torch.enable_grad():
         results = _reference_results(layer, offsets, inputs, grads.c_states is not None)
-    outputs = []
-    output_grads = []
-    for tensor, grad in zip(results, (grads.output, grads.c_states, *grads.final), strict=True):
-        if tensor is not None and grad is not None and tensor.requires_grad:
-            outputs.append(tensor)
-            output_grads.append(grad)
-    leaves = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-    computed = iter(
-        torch.autograd.grad(outputs, leaves, output_grads, create_graph=keep, allow_unused=True)
-    )
-    return tuple(
-        [
-            next(computed) if tensor is not None and tensor.requires_grad else None
-            for tensor in inputs
-        ]
-    )
-
-
-def _view(tensor: Tensor | None, keep: bool) -> Tensor | None:
-    """Return a view, to which no gradient flows from a tensor that was computed from this one.
-
-    Without ``keep`` it is also detached from the graph of its tensor.
-    """
-    if tensor is None:
-        return None
-    view = tensor.view_as(tensor)
-    return view if keep else view.detach().requires_grad_(view.requires_grad)
+    upstream = (grads.output, grads.c_states, *grads.final)
+    return tuple(gradients_of(results, inputs, upstream, keep))
 
 
 def _reference_results(

@@ -7,7 +7,8 @@ addresses C gets. ``csrc/abi/recurrences.h`` has the equations, and the shape of
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,15 @@ Tensors = tuple[Any, ...]
 """Tensors, or None for those that do not exist."""
 
 Options = tuple[Any, ...]
+
+
+class RecurrenceCall(NamedTuple):
+    """The arguments of a recurrence, of which ``tensors`` are differentiated."""
+
+    tensors: Tensors
+    offsets: Tensor
+    resets: Tensor | None
+    options: Options
 
 
 def sums_of(dtype: torch.dtype) -> torch.dtype:
@@ -52,20 +62,18 @@ class Recurrence:
         """
         raise NotImplementedError
 
-    def flags(self, tensors: Tensors, options: Options) -> tuple[float, ...]:
+    def flags(self, tensors: Tensors, options: Options) -> tuple[float, ...]:  # noqa: ARG002
         """Return the fields of C's struct between the sizes and the offsets."""
-        raise NotImplementedError
+        return options
 
-    def described(
-        self, tensors: Tensors, options: Options, offsets: Tensor
-    ) -> dict[str, tuple[int, ...]]:
+    def described(self, call: RecurrenceCall) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors, or raise for tensors of other dimensions."""
         try:
-            return self.shapes(tensors, options, offsets.shape[0] - 1)
+            return self.shapes(call.tensors, call.options, call.offsets.shape[0] - 1)
         except (IndexError, ValueError, ZeroDivisionError):
             got = ", ".join(
                 f"{name} {tuple(tensor.shape)}"
-                for name, tensor in zip(self.tensors, tensors, strict=True)
+                for name, tensor in zip(self.tensors, call.tensors, strict=True)
                 if tensor is not None
             )
             rule = f"the dimensions of csrc/abi/recurrences.h for {self.struct}"
@@ -79,19 +87,17 @@ class Recurrence:
     def _call(
         self,
         suffix: str,
-        tensors: Tensors,
-        offsets: Tensor,
-        resets: Tensor | None,
-        options: Options,
+        call: RecurrenceCall,
         others: dict[str, Tensor | None],
         written: dict[str, Tensor],
     ) -> None:
         """Validate all tensors that C reads, and call it."""
+        tensors, offsets, resets, options = call
         values = tensors[0]
         if values.dtype not in library.DTYPES:
             rule = "float32, float64 or bfloat16"
             raise ShapeError(self.tensors[0], f"{values.dtype}", rule, "convert it with .to()")
-        shapes = self.described(tensors, options, offsets)
+        shapes = self.described(call)
         elements = values.shape[0]
         read = [("offsets", offsets, tuple(offsets.shape), torch.int64)]
         if resets is not None:
@@ -115,51 +121,58 @@ class Recurrence:
             library.packer(self.struct)(*head, *numbers[0], *numbers[1], *pointers),
         )
 
-    def forward(
+    def outputs(
         self,
-        tensors: Tensors,
-        offsets: Tensor,
-        resets: Tensor | None,
-        options: Options,
+        call: RecurrenceCall,
         save: bool,
-    ) -> list[Tensor]:
-        """Return the results, and what is saved for backward: empty tensors without ``save``."""
-        values = tensors[0]
-        shapes = self.described(tensors, options, offsets)
+        empty: Callable[..., Tensor] = Tensor.new_empty,
+    ) -> dict[str, Tensor]:
+        """Return the results and what is saved for backward, without numbers: ``empty`` returns the
+        memory of what is saved, which without ``save`` has none.
+        """
+        values = call.tensors[0]
+        shapes = self.described(call)
         like = values.new_empty(0, dtype=sums_of(values.dtype))
-        written = {
+        outputs = {
             name: (values if name == self.results[0] else like).new_empty(shapes[name])
             for name in self.results
         }
-        written |= {
+        return outputs | {
             # One tensor each, because results of operators must not be the same.
-            name: library.empty(like, *shapes[name]) if save else like.new_empty(0)
+            name: empty(like, *shapes[name]) if save else like.new_empty(0)
             for name in self.saved
         }
+
+    def gradients(self, tensors: Tensors, needed: list[bool]) -> list[Tensor]:
+        """Return the gradients of tensors without numbers, empty ones where they are not needed."""
+        values = tensors[0]
+        return [
+            values.new_empty(
+                tensor.shape if is_needed and tensor is not None else 0,
+                dtype=self.dtype_of(name, values),
+            )
+            for name, tensor, is_needed in zip(self.tensors, tensors, needed, strict=True)
+        ]
+
+    def forward(self, call: RecurrenceCall, save: bool) -> list[Tensor]:
+        """Return the results, and what is saved for backward: empty tensors without ``save``."""
+        written = self.outputs(call, save, library.empty)
         there = {name: tensor for name, tensor in written.items() if tensor.numel()}
         if library.library().flags & POISON:
             for tensor in there.values():
                 tensor.fill_(math.nan)
-        self._call("", tensors, offsets, resets, options, {}, there)
+        self._call("", call, {}, there)
         return list(written.values())
 
     def backward(
-        self,
-        tensors: Tensors,
-        offsets: Tensor,
-        resets: Tensor | None,
-        options: Options,
-        saved: Tensors,
-        grads: Tensors,
-        needed: list[bool],
+        self, call: RecurrenceCall, saved: Tensors, grads: Tensors, needed: list[bool]
     ) -> list[Tensor]:
         """Return the gradient of each tensor, an empty one if it is not needed.
 
         ``saved``: the tensors of ``reread`` and ``saved``; ``grads``: those of the results, or None
         for zeros.
         """
-        values = tensors[0]
-        shapes = self.described(tensors, options, offsets)
+        shapes = self.described(call)
         names = [f"grad_{name}" for name in self.results]
         others = dict(zip([*self.reread, *self.saved, *names], [*saved, *grads], strict=True))
         others = {
@@ -167,19 +180,13 @@ class Recurrence:
             for name, tensor in others.items()
             if tensor is not None and 0 not in shapes[name.removeprefix("grad_")]
         }
-        results = [
-            values.new_empty(
-                shapes[name] if is_needed and tensor is not None else 0,
-                dtype=self.dtype_of(name, values),
-            )
-            for name, tensor, is_needed in zip(self.tensors, tensors, needed, strict=True)
-        ]
+        results = self.gradients(call.tensors, needed)
         written = {
             f"grad_{name}": result
             for name, result in zip(self.tensors, results, strict=True)
             if result.numel()
         }
-        self._call("_backward", tensors, offsets, resets, options, others, written)
+        self._call("_backward", call, others, written)
         return results
 
 
@@ -218,9 +225,6 @@ class _SelectiveScan(Recurrence):
             "final": per_sequence,
             "borders": (elements // library.library().border, channels * states),
         }
-
-    def flags(self, tensors: Tensors, options: Options) -> tuple[float, ...]:  # noqa: ARG002
-        return options
 
 
 class _Attention(Recurrence):

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from raglane._utils.tracing import runs_at_once
@@ -59,6 +59,16 @@ def _operator(name: str) -> Any:
     return None if packet is None else packet.default._op
 
 
+def _run(name: str, *arguments: Any) -> list[Tensor]:
+    """Return the results of an operator; none if it does not exist, or cannot read a tensor."""
+    run = _operator(name)
+    if run is None:
+        return []
+    kernels = library.library()
+    results: list[Tensor] = run(*arguments, kernels.numbers[kernels.isa], kernels.flags)
+    return results
+
+
 class MambaStep(NamedTuple):
     """Mamba's block without its states: ``csrc/abi/recurrences.h`` has its equations."""
 
@@ -87,14 +97,24 @@ class MambaStep(NamedTuple):
             The output, of the dimensions of ``x``; None if there is no operator, or it cannot read a
             tensor: then nothing has changed.
         """
-        run = _operator("step_mamba")
-        if run is None:
-            return None
-        kernels = library.library()
         options = (self.norm_eps, self.eps, self.logarithms, self.residual, self.ordered)
-        isa = kernels.numbers[kernels.isa]
-        results = run(x, earlier, state, self.parts, *options, isa, kernels.flags)
+        results = _run("step_mamba", x, earlier, state, self.parts, *options)
         return results[0] if results else None
+
+
+def parts_of_mamba(
+    linears: Sequence[Any], convolution: nn.Conv1d, rates: Tensor, skip: Tensor
+) -> list[Tensor | None]:
+    """Return the parts of a step without norms.
+
+    ``linears``: those of the input; of the step sizes, B and C; of the step sizes; and of the output.
+    """
+    into, of_inner, of_steps, out = linears
+    return [
+        *(into.weight, into.bias, convolution.weight, convolution.bias),
+        *(of_inner.weight, of_steps.weight, of_steps.bias),
+        *(rates, skip, out.weight, out.bias),
+    ]
 
 
 class AttentionStep(NamedTuple):
@@ -146,17 +166,12 @@ class AttentionStep(NamedTuple):
         Returns:
             ``(B, 1, H V)``; None as :meth:`MambaStep.run`.
         """
-        run = _operator("step_attention")
-        if run is None:
-            return None
-        kernels = library.library()
         sizes = [self.key_heads, self.heads, self.key_size, self.value_size, *self.firsts]
         flags = (self.unit, self.delta, self.gates_first, self.transposed)
         sizes += [*map(int, flags), self.norm_groups]
         numbers = [self.scale, self.beta_scale, *self.limits, self.norm_eps]
         rows = (mixed, gate, dt, beta)
-        isa = kernels.numbers[kernels.isa]
-        results = run(*rows, earlier, state, self.parts, sizes, numbers, isa, kernels.flags)
+        results = _run("step_attention", *rows, earlier, state, self.parts, sizes, numbers)
         return results[0] if results else None
 
 
@@ -186,10 +201,4 @@ def run_block(
         The output and the states after the step; nothing if there is no operator, or it cannot read
         a tensor.
     """
-    run = _operator("step_block")
-    if run is None:
-        return []
-    kernels = library.library()
-    isa = kernels.numbers[kernels.isa]
-    results: list[Tensor] = run(x, states, parts, code, limits, sizes, isa, kernels.flags)
-    return results
+    return _run("step_block", x, states, parts, code, limits, sizes)

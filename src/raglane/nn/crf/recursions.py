@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from raglane import segments
+from raglane._utils.derivatives import gradients_of, view_of
 from raglane._utils.operators import operator
 from raglane._utils.tracing import are_transformed, has_tangent
 from raglane.packing.layouts import inverse, packed_layout
@@ -204,17 +205,10 @@ def _posterior_backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     *scores, lengths, offsets, upstream = ctx.saved_tensors
     again = torch.is_grad_enabled()
     with torch.enable_grad():
-        # Views, so that a gradient ends here even if one input was computed from another.
-        inputs = [tensor.view_as(tensor) for tensor in (*scores, upstream)]
+        inputs: list[Any] = [view_of(tensor) for tensor in (*scores, upstream)]
         packed, steps = _packed(*inputs[:4], lengths, offsets)
         result = _posterior(packed, steps, *_reach(packed, steps), inputs[4])
-    differentiated = [tensor for tensor in inputs if tensor.requires_grad]
-    pairs = [pair for pair in zip(result, grads, strict=True) if pair[0].requires_grad]
-    results, weights = zip(*pairs, strict=True)
-    computed = iter(
-        torch.autograd.grad(results, differentiated, weights, create_graph=again, allow_unused=True)
-    )
-    gradients = [next(computed) if tensor.requires_grad else None for tensor in inputs]
+    gradients = gradients_of(result, inputs, grads, again)
     return *gradients[:4], None, None, None, None, gradients[4]
 
 

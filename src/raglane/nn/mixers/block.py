@@ -9,7 +9,7 @@ from typing import Any, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_count, check_dtype, check_number
+from raglane._utils.checks import check_count, check_dtype
 from raglane.cells.module import WholeCell
 from raglane.errors import ArgumentError
 from raglane.kernels import dispatch
@@ -30,6 +30,8 @@ class LayerOptions(Options, total=False):
     batch_first: bool
     dropout: float
     bidirectional: bool
+    device: torch.device | str | None
+    dtype: torch.dtype | None
 
 
 class Placed(TypedDict):
@@ -117,24 +119,26 @@ class BlockLayer(Recurrent):
 
     def __init__(
         self,
-        make: Callable[..., RecurrentBlock],
+        kind: Callable[..., RecurrentBlock],
         input_size: int,
         hidden_size: int,
         num_layers: int,
-        placed: Placed,
+        settings: dict[str, Any],
         **options: Unpack[LayerOptions],
     ) -> None:
+        others: Any = {**options}
+        placed: Placed = {"device": others.pop("device", None), "dtype": others.pop("dtype", None)}
         check_dtype(placed["dtype"])
         directions = 2 if options.get("bidirectional") else 1
         blocks: list[RecurrentBlock] = []
 
         def block(width: int, size: int) -> RecurrentBlock:
-            blocks.append(make(width, size, **placed))
+            blocks.append(kind(width, size, **settings, **placed))
             if len(blocks) > directions and width == size:
                 blocks[-1].residual_norm = nn.RMSNorm(size, 1e-5, **placed)
             return blocks[-1]
 
-        super().__init__(block, input_size, hidden_size, num_layers, **options)
+        super().__init__(block, input_size, hidden_size, num_layers, **others)
         hook: Any = self.register_load_state_dict_pre_hook
         hook(_rename)
         if len(blocks) == 1:
@@ -208,17 +212,17 @@ def head_size(width: int, most: int) -> int:
     return next(size for size in range(min(width, most), 0, -1) if width % size == 0)
 
 
+def check_optional_count(name: str, count: int | None) -> int | None:
+    """Return a number of at least 1, or None."""
+    return None if count is None else check_count(name, count)
+
+
 def check_divides(name: str, count: int, whose: str, total: int) -> int:
     """Return a number of heads or groups, which must divide a size."""
     if total % check_count(name, count):
         rule = f"a divisor of {whose} = {total}"
         raise ArgumentError(name, str(count), rule, "pass such a number")
     return count
-
-
-def check_eps(eps: float) -> float:
-    """Return a number that is added to a mean square."""
-    return check_number("eps", eps, "finite and at least 0", lambda number: 0 <= number < math.inf)
 
 
 def convolution(channels: int, size: int, bias: bool, placed: Placed) -> nn.Conv1d:
@@ -231,9 +235,9 @@ def decay_rates(logarithms: Tensor) -> Tensor:
     return -wide(logarithms).exp()
 
 
-def draw_step_bias(bias: Tensor, least: float = 1e-3, most: float = 0.1) -> None:
-    """Fill a bias whose softplus is a step size, drawn as a logarithm between two numbers."""
+def draw_step_bias(bias: Tensor) -> None:
+    """Fill a bias whose softplus is a step size, drawn as a logarithm between 0.001 and 0.1."""
     sizes = torch.empty_like(bias, dtype=torch.float32)
-    sizes.uniform_().mul_(math.log(most / least)).exp_().mul_(least)
+    sizes.uniform_().mul_(math.log(0.1 / 1e-3)).exp_().mul_(1e-3)
     sizes.clamp_(min=1e-4)
     bias.copy_(sizes + (-torch.expm1(-sizes)).log())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_count
+from raglane._utils.checks import check_count, check_eps
 from raglane.nn.mixers.block import (
     BlockLayer,
     LayerOptions,
@@ -16,7 +15,7 @@ from raglane.nn.mixers.block import (
     RecurrentBlock,
     States,
     check_divides,
-    check_eps,
+    check_optional_count,
     convolution,
     decay_rates,
     head_size,
@@ -162,24 +161,16 @@ class GatedDeltaNet(BlockLayer):
         value_size: int | None = None,
         kernel_size: int = 4,
         eps: float = 1e-6,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
-        counts: dict[str, Any] = {
-            "num_heads": num_heads,
-            "num_value_heads": num_value_heads,
-            "key_size": key_size,
-            "value_size": value_size,
+        settings = {
+            "num_heads": check_optional_count("num_heads", num_heads),
+            "num_value_heads": check_optional_count("num_value_heads", num_value_heads),
+            "key_size": check_optional_count("key_size", key_size),
+            "value_size": check_optional_count("value_size", value_size),
+            "kernel_size": check_count("kernel_size", kernel_size),
+            "eps": check_eps(eps),
         }
-        for name, count in counts.items():
-            if count is not None:
-                check_count(name, count)
-        make = partial(
-            GatedDeltaNetBlock,
-            **counts,
-            kernel_size=check_count("kernel_size", kernel_size),
-            eps=check_eps(eps),
+        super().__init__(
+            GatedDeltaNetBlock, input_size, hidden_size, num_layers, settings, **options
         )
-        placed: Placed = {"device": device, "dtype": dtype}
-        super().__init__(make, input_size, hidden_size, num_layers, placed, **options)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_flag
-from raglane.kernels.cpu.steps import MambaStep
+from raglane.kernels.cpu.steps import MambaStep, parts_of_mamba
 from raglane.nn.mixers.block import (
     BlockLayer,
     LayerOptions,
     Placed,
     RecurrentBlock,
     States,
+    check_optional_count,
     convolution,
     draw_step_bias,
 )
@@ -65,16 +65,11 @@ class MambaBlock(RecurrentBlock):
         linears = (self.in_proj, self.x_proj, self.dt_proj, self.out_proj)
         if not are_products(linears) or self.residual_norm is not None:
             return None
-        into, of_inner, of_steps, out = linears
         width = self.D.shape[0]
         earlier = states[0].clone().unflatten(1, (self.conv1d.weight.shape[2] - 1, width))
         state = states[1].clone().unflatten(1, (width, self.state_size))
-        parts = [
-            *(into.weight, into.bias, self.conv1d.weight, self.conv1d.bias),
-            *(of_inner.weight, of_steps.weight, of_steps.bias),
-            *(self.A_log.exp().neg_(), self.D, out.weight, out.bias, *[None] * 4),
-        ]
-        step = MambaStep(parts, logarithms=False, ordered=True)
+        parts = parts_of_mamba(linears, self.conv1d, self.A_log.exp().neg_(), self.D)
+        step = MambaStep([*parts, *[None] * 4], logarithms=False, ordered=True)
         output = step.run(x, earlier.transpose(1, 2), state)
         return None if output is None else (output, (earlier.flatten(1), state.flatten(1)))
 
@@ -147,18 +142,14 @@ class Mamba(BlockLayer):
         dt_rank: int | None = None,
         bias: bool = False,
         conv_bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
-        make = partial(
-            MambaBlock,
-            state_size=check_count("state_size", state_size),
-            kernel_size=check_count("kernel_size", kernel_size),
-            expand=check_count("expand", expand),
-            dt_rank=None if dt_rank is None else check_count("dt_rank", dt_rank),
-            bias=check_flag("bias", bias),
-            conv_bias=check_flag("conv_bias", conv_bias),
-        )
-        placed: Placed = {"device": device, "dtype": dtype}
-        super().__init__(make, input_size, hidden_size, num_layers, placed, **options)
+        settings = {
+            "state_size": check_count("state_size", state_size),
+            "kernel_size": check_count("kernel_size", kernel_size),
+            "expand": check_count("expand", expand),
+            "dt_rank": check_optional_count("dt_rank", dt_rank),
+            "bias": check_flag("bias", bias),
+            "conv_bias": check_flag("conv_bias", conv_bias),
+        }
+        super().__init__(MambaBlock, input_size, hidden_size, num_layers, settings, **options)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_count, check_flag
+from raglane._utils.checks import check_count, check_eps, check_flag
 from raglane.nn.mixers.block import (
     BlockLayer,
     LayerOptions,
@@ -16,7 +15,6 @@ from raglane.nn.mixers.block import (
     RecurrentBlock,
     States,
     check_divides,
-    check_eps,
     convolution,
     decay_rates,
     draw_step_bias,
@@ -149,21 +147,17 @@ class Mamba2(BlockLayer):
         eps: float = 1e-5,
         bias: bool = False,
         conv_bias: bool = True,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
-        make = partial(
-            Mamba2Block,
-            state_size=check_count("state_size", state_size),
-            kernel_size=check_count("kernel_size", kernel_size),
-            expand=check_count("expand", expand),
-            head_dim=head_dim,
-            num_groups=num_groups,
-            dt_limit=check_limits("dt_limit", dt_limit),
-            eps=check_eps(eps),
-            bias=check_flag("bias", bias),
-            conv_bias=check_flag("conv_bias", conv_bias),
-        )
-        placed: Placed = {"device": device, "dtype": dtype}
-        super().__init__(make, input_size, hidden_size, num_layers, placed, **options)
+        settings = {
+            "state_size": check_count("state_size", state_size),
+            "kernel_size": check_count("kernel_size", kernel_size),
+            "expand": check_count("expand", expand),
+            "head_dim": head_dim,
+            "num_groups": num_groups,
+            "dt_limit": check_limits("dt_limit", dt_limit),
+            "eps": check_eps(eps),
+            "bias": check_flag("bias", bias),
+            "conv_bias": check_flag("conv_bias", conv_bias),
+        }
+        super().__init__(Mamba2Block, input_size, hidden_size, num_layers, settings, **options)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from raglane._utils.checks import check_count, check_flag
+from raglane._utils.checks import check_eps, check_flag
 from raglane.nn.mixers.block import (
     BlockLayer,
     LayerOptions,
@@ -16,7 +15,7 @@ from raglane.nn.mixers.block import (
     RecurrentBlock,
     States,
     check_divides,
-    check_eps,
+    check_optional_count,
     head_size,
 )
 from raglane.nn.mixers.ways import AttentionArguments, Way, wide
@@ -152,16 +151,12 @@ class MLSTM(BlockLayer):
         key_size: int | None = None,
         bias: bool = False,
         eps: float = 1e-6,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
-        make = partial(
-            MLSTMBlock,
-            num_heads=num_heads,
-            key_size=None if key_size is None else check_count("key_size", key_size),
-            bias=check_flag("bias", bias),
-            eps=check_eps(eps),
-        )
-        placed: Placed = {"device": device, "dtype": dtype}
-        super().__init__(make, input_size, hidden_size, num_layers, placed, **options)
+        settings = {
+            "num_heads": num_heads,
+            "key_size": check_optional_count("key_size", key_size),
+            "bias": check_flag("bias", bias),
+            "eps": check_eps(eps),
+        }
+        super().__init__(MLSTMBlock, input_size, hidden_size, num_layers, settings, **options)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Unpack
 
 import torch
@@ -16,6 +15,7 @@ from raglane.nn.mixers.block import (
     RecurrentBlock,
     States,
     check_divides,
+    check_optional_count,
     convolution,
     head_size,
 )
@@ -152,15 +152,11 @@ class RGLRU(BlockLayer):
         width: int | None = None,
         num_heads: int | None = None,
         kernel_size: int = 4,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
         **options: Unpack[LayerOptions],
     ) -> None:
-        make = partial(
-            RGLRUBlock,
-            width=None if width is None else check_count("width", width),
-            num_heads=num_heads,
-            kernel_size=check_count("kernel_size", kernel_size),
-        )
-        placed: Placed = {"device": device, "dtype": dtype}
-        super().__init__(make, input_size, hidden_size, num_layers, placed, **options)
+        settings = {
+            "width": check_optional_count("width", width),
+            "num_heads": num_heads,
+            "kernel_size": check_count("kernel_size", kernel_size),
+        }
+        super().__init__(RGLRUBlock, input_size, hidden_size, num_layers, settings, **options)

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partialmethod
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -23,8 +25,6 @@ from raglane.nn.mixers.ways import AttentionArguments, Decay, Scan, Way, least_s
 # In the order of raglane_row_kind and raglane_row_function.
 _KINDS = ("product", "convolve", "function", "add", "multiply", "norm", "attend", "decay")
 _FUNCTIONS = ("sigmoid", "silu", "gelu", "softplus", "log_sigmoid", "clamp", "cap")
-_KIND = {name: number for number, name in enumerate(_KINDS)}
-_FUNCTION = {name: number for number, name in enumerate(_FUNCTIONS)}
 
 
 class NotRecordedError(Exception):
@@ -117,16 +117,18 @@ def step_block(
     return recording.run(x, states, survey.tensors)
 
 
+@dataclass(frozen=True, eq=False)
 class TableColumns:
     """Adjacent columns of a table, in place of a tensor ``(B, *sizes)``."""
 
-    __slots__ = ("dtype", "first", "sizes", "table")
+    table: StepTable
+    first: int
+    sizes: tuple[int, ...]
 
-    def __init__(self, table: StepTable, first: int, sizes: tuple[int, ...]) -> None:
-        self.table = table
-        self.first = first
-        self.sizes = sizes
-        self.dtype = table.dtype
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the table."""
+        return self.table.dtype
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -251,7 +253,7 @@ class StepTable(Way):
         index = -1
         if state is not None:
             index = next(i for i, each in enumerate(self._states) if each is state)
-        self._code += [_KIND[kind], option, written.count, *heads, written.first, *firsts]
+        self._code += [_KINDS.index(kind), option, written.count, *heads, written.first, *firsts]
         self._code += [0] * (BLOCK_WORDS - 10 - len(firsts))
         self._code += [*indices, index]
         self._limits += limits
@@ -260,7 +262,9 @@ class StepTable(Way):
     def function(self, name: str, values: Any, low: float = 0.0, high: float = 0.0) -> Any:
         """Add a function of numbers."""
         limits = (low, high)
-        return self._add("function", (values,), values.sizes, option=_FUNCTION[name], limits=limits)
+        return self._add(
+            "function", (values,), values.sizes, option=_FUNCTIONS.index(name), limits=limits
+        )
 
     def combined(self, kind: str, left: Any, right: Any) -> Any:
         """Add the sum or product of columns."""
@@ -275,20 +279,22 @@ class StepTable(Way):
         if not are_products([module]):
             raise NotRecordedError
         layer: Any = module
-        rows, depth = layer.weight.shape
-        heads = (1, depth, 1)
-        return self._add(
-            "product", (values,), (rows,), heads=heads, weight=layer.weight, bias=layer.bias
-        )
+        return self.product(values, layer.weight, bias=layer.bias)
 
-    def product(self, values: Any, weight: Tensor, *, is_turned: bool = False) -> Any:
+    def product(
+        self, values: Any, weight: Tensor, *, is_turned: bool = False, bias: Tensor | None = None
+    ) -> Any:
         """See :class:`Way`."""
         groups = weight.shape[0] if weight.dim() == 3 else 1
         rows, depth = reversed(weight.shape[-2:]) if is_turned else weight.shape[-2:]
-        heads = (groups, depth, 1)
-        option = int(is_turned)
         return self._add(
-            "product", (values,), (groups * rows,), option=option, heads=heads, weight=weight
+            "product",
+            (values,),
+            (groups * rows,),
+            option=int(is_turned),
+            heads=(groups, depth, 1),
+            weight=weight,
+            bias=bias,
         )
 
     def convolve(self, values: Any, convolution: nn.Conv1d, state: Tensor) -> tuple[Any, Tensor]:
@@ -342,50 +348,24 @@ class StepTable(Way):
 
     def normed(self, values: Any, weight: Tensor | None, eps: float) -> Any:
         """See :class:`Way`."""
-        normed = self._normed(values, 0, eps)
+        normed = self._normed(0, values, eps)
         return normed if weight is None else self._by_weight("multiply", normed, weight)
 
-    def unit(self, values: Any, eps: float) -> Any:
-        """See :class:`Way`."""
-        return self._normed(values, 1, eps)
-
-    def centred(self, values: Any) -> Any:
-        """See :class:`Way`."""
-        return self._normed(values, 2, 0.0)
-
-    def _normed(self, values: Any, option: int, eps: float) -> Any:
+    def _normed(self, option: int, values: Any, eps: float) -> Any:
         size = values.sizes[-1]
         heads = (values.count // size, size, 1)
         sizes = values.sizes
         return self._add("norm", (values,), sizes, option=option, heads=heads, limits=(eps, 0.0))
 
-    def scaled(self, values: Any, factors: Tensor) -> Any:  # type: ignore[override]
-        """See :class:`Way`."""
-        return self._by_weight("multiply", values, factors)
-
-    def shifted(self, values: Any, terms: Tensor) -> Any:  # type: ignore[override]
-        """See :class:`Way`."""
-        return self._by_weight("add", values, terms)
-
-    def sigmoid(self, values: Any) -> Any:  # type: ignore[override]
-        """See :class:`Way`."""
-        return self.function("sigmoid", values)
-
-    def silu(self, values: Any) -> Any:
-        """See :class:`Way`."""
-        return self.function("silu", values)
-
-    def gelu(self, values: Any) -> Any:
-        """See :class:`Way`."""
-        return self.function("gelu", values)
-
-    def softplus(self, values: Any) -> Any:
-        """See :class:`Way`."""
-        return self.function("softplus", values)
-
-    def log_sigmoid(self, values: Any) -> Any:
-        """See :class:`Way`."""
-        return self.function("log_sigmoid", values)
+    unit: Any = partialmethod(_normed, 1)
+    centred: Any = partialmethod(_normed, 2, eps=0.0)
+    scaled: Any = partialmethod(_by_weight, "multiply")
+    shifted: Any = partialmethod(_by_weight, "add")
+    sigmoid: Any = partialmethod(function, "sigmoid")
+    silu: Any = partialmethod(function, "silu")
+    gelu: Any = partialmethod(function, "gelu")
+    softplus: Any = partialmethod(function, "softplus")
+    log_sigmoid: Any = partialmethod(function, "log_sigmoid")
 
     def capped(self, values: Any, cap: float) -> Any:
         """See :class:`Way`."""

@@ -1,5 +1,5 @@
-"""The ways in which a block computes rows: whole sequences on the kernels, or one step of each in
-plain torch.
+"""The ways in which a block computes rows: one step of each sequence in plain torch, or whole
+sequences on the kernels.
 """
 
 from __future__ import annotations
@@ -71,14 +71,15 @@ def wide(values: Tensor) -> Tensor:
 
 
 class Way:
-    """How a block computes rows ``(R, ...)``; states are ``(B, size)``."""
+    """How a block computes rows ``(R, ...)``, here one step of each sequence; states are ``(B, size)``."""
 
     # One call of the kernels may run a whole block: one element of each sequence, without gradients.
     is_one_step = False
 
     def linear(self, module: nn.Module, values: Tensor) -> Tensor:
         """Call a linear module."""
-        raise NotImplementedError
+        result: Tensor = module(values)
+        return result
 
     def product(self, values: Tensor, weight: Tensor, *, is_turned: bool = False) -> Tensor:
         """Return ``values @ weight.T``; a weight ``(G, M, D)``, with ``is_turned`` ``(G, D, M)``,
@@ -97,7 +98,11 @@ class Way:
         self, values: Tensor, convolution: nn.Conv1d, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Convolve each channel with the elements before; return the outputs and the new state."""
-        raise NotImplementedError
+        width = values.shape[1]
+        weight = convolution.weight.squeeze(1)
+        earlier = state.unflatten(1, (weight.shape[1] - 1, width))
+        output = step_channels(values, weight, convolution.bias, earlier)
+        return output, torch.cat([state, values.to(state.dtype)], 1)[:, width:]
 
     def scan(self, parts: Scan, state: Tensor) -> tuple[Tensor, Tensor]:
         """Run a selective scan; return the outputs and the new state."""
@@ -123,18 +128,23 @@ class Way:
         return output, tuple(closed)
 
     def _scan(self, parts: Scan, state: Tensor) -> tuple[Tensor, Tensor]:
-        raise NotImplementedError
+        x, dt, rates, inputs, outputs, skip, bias, softplus, limits = parts
+        delta = step_sizes(wide(dt), bias, softplus, *limits)
+        output, (state,) = selective_step([x, delta, inputs, outputs], (state,), rates, skip)
+        return output.to(x.dtype), state
 
     def _attend(
         self, parts: AttentionArguments, states: tuple[Tensor, ...]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        raise NotImplementedError
+        *elements, scale, delta, eps = parts
+        output, states = attention_step(elements, states, scale, delta, eps)
+        return output.to(parts.v.dtype), states
 
     def begins(self, has_begun: Tensor) -> tuple[Tensor, Tensor]:
         """Return ``1 - has_begun`` for rows that begin sequences and 0 for others, ``(R, 1)``, and
         the state ``has_begun`` after them.
         """
-        raise NotImplementedError
+        return 1 - has_begun, torch.ones_like(has_begun)
 
     def decay(
         self, parts: Decay, states: tuple[Tensor, Tensor]
@@ -208,48 +218,7 @@ class Way:
         return values.sum(-1, keepdim=True)
 
 
-def _convolve_step(values: Tensor, convolution: nn.Conv1d, state: Tensor) -> tuple[Tensor, Tensor]:
-    """Convolve one element of each sequence; return the outputs and the new state."""
-    width = values.shape[1]
-    weight = convolution.weight.squeeze(1)
-    earlier = state.unflatten(1, (weight.shape[1] - 1, width))
-    output = step_channels(values, weight, convolution.bias, earlier)
-    return output, torch.cat([state, values.to(state.dtype)], 1)[:, width:]
-
-
-class Steps(Way):
-    """One step of each of R sequences."""
-
-    def linear(self, module: nn.Module, values: Tensor) -> Tensor:
-        """See :class:`Way`."""
-        result: Tensor = module(values)
-        return result
-
-    def convolve(
-        self, values: Tensor, convolution: nn.Conv1d, state: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """See :class:`Way`."""
-        return _convolve_step(values, convolution, state)
-
-    def _scan(self, parts: Scan, state: Tensor) -> tuple[Tensor, Tensor]:
-        x, dt, rates, inputs, outputs, skip, bias, softplus, limits = parts
-        delta = step_sizes(wide(dt), bias, softplus, *limits)
-        output, state = selective_step([x, delta, inputs, outputs], rates, skip, state)
-        return output.to(x.dtype), state
-
-    def _attend(
-        self, parts: AttentionArguments, states: tuple[Tensor, ...]
-    ) -> tuple[Tensor, tuple[Tensor, ...]]:
-        *elements, scale, delta, eps = parts
-        output, states = attention_step(elements, states, scale, delta, eps)
-        return output.to(parts.v.dtype), states
-
-    def begins(self, has_begun: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Way`."""
-        return 1 - has_begun, torch.ones_like(has_begun)
-
-
-STEPS = Steps()
+STEPS = Way()
 
 # Up to so many rows, a packed weight, which one thread multiplies, takes less time.
 _FEW = 64
@@ -287,15 +256,14 @@ class Whole(Way):
                 return row_functions.product(values, module.weight, module.bias)
             output = packed.apply(wide(values).contiguous()).to(values.dtype)
             return output if module.bias is None else output + module.bias
-        result: Tensor = module(values)
-        return result
+        return super().linear(module, values)
 
     def convolve(
         self, values: Tensor, convolution: nn.Conv1d, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Way`."""
         if self._are_single and not torch.is_grad_enabled():
-            return _convolve_step(values, convolution, state)
+            return super().convolve(values, convolution, state)
         weight = convolution.weight.squeeze(1)
         reach = weight.shape[1] - 1
         earlier = state.unflatten(1, (reach, values.shape[1]))

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from raglane._utils.checks import check_flag, check_number
+from raglane._utils.checks import check_eps, check_flag, check_number
 from raglane.errors import ArgumentError, ArgumentTypeError
 from raglane.nn.recurrences.arguments import (
     check_decays,
@@ -117,7 +117,7 @@ def linear_attention(
     check_groups("q", groups, "heads of v", heads)
     check_flag("delta", delta)
     scale = check_number("scale", scale, "finite", math.isfinite)
-    eps = check_number("eps", eps, "finite and at least 0", lambda number: 0 <= number < math.inf)
+    eps = check_eps(eps)
     decays = _rows("log_decay", log_decay, v, values, (heads, size))
     gains = _rows("gain", gain, v, values, (heads,))
     log_gains = _rows("log_gain", log_gain, v, values, (heads,))

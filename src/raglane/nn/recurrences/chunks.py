@@ -20,10 +20,7 @@ from raglane._utils.tracing import index_arithmetic
 from raglane.nn.recurrences.loops import (
     RecurrenceSteps,
     States,
-    attention_results,
-    attention_steps,
     restarted,
-    selective_steps,
 )
 from raglane.segments import like_rows
 
@@ -74,6 +71,11 @@ class Diagonal:
     before: tuple[float, ...] = (0.0,)
     factor_before = 0.0
 
+    def factor(self, chunks: _Chunks) -> Tensor:
+        """Return the factor of the states before each chunk."""
+        total = _log_decays(chunks)
+        return (total.unsqueeze(2) if total.dim() == 2 else total).unsqueeze(3).exp()
+
     def after(self, factor: Tensor, states: States, local: States) -> States:
         """Return the states after chunks, of those before and what the chunks add."""
         return (factor * states[0] + local[0],)
@@ -83,8 +85,31 @@ class Diagonal:
         return later * earlier
 
 
+class Selective(Diagonal):
+    """The effect of a selective scan, whose decays depend on the rates of states."""
+
+    def __init__(self, rates: Tensor) -> None:
+        self._rates = rates
+
+    def factor(self, chunks: _Chunks) -> Tensor:
+        """Return the factor of the states before each chunk."""
+        delta: Any = chunks.columns[1]
+        return (delta.sum(1).unsqueeze(2) * self._rates).exp()
+
+
 class Matrix(Diagonal):
     """The effect of the delta rule: a matrix for each head."""
+
+    def factor(self, chunks: _Chunks) -> Tensor:
+        """Return what the rule makes of the columns of an identity matrix, with values of 0."""
+        q, k, _v, *rest = chunks.columns
+        state = chunks.starts[0]
+        rows = chunks.grid.number.shape[0]
+        heads, size = state.shape[1:3]
+        identity = torch.eye(size, dtype=state.dtype, device=state.device)
+        zeros: Any = state.new_zeros(rows, SIZE, heads, size)
+        _, (factor,) = chunks.run([q, k, zeros, *rest], (identity.expand(rows, heads, -1, -1),))
+        return factor
 
     def after(self, factor: Tensor, states: States, local: States) -> States:
         """Return the states after chunks, of those before and what the chunks add."""
@@ -100,6 +125,10 @@ class Stabilised(Diagonal):
 
     before = (0.0, 0.0, -math.inf)
     factor_before = -math.inf
+
+    def factor(self, chunks: _Chunks) -> Tensor:
+        """Return the logarithm of the decay of each head over each chunk."""
+        return _log_decays(chunks)
 
     def after(self, factor: Tensor, states: States, local: States) -> States:
         """Return the states after chunks, of those before and what the chunks add."""
@@ -149,12 +178,7 @@ class _Chunks:
             output, after = self.step(current, states)
             outputs.append(output)
             is_element = self.grid.is_element[:, number]
-            states = tuple(
-                [
-                    torch.where(like_rows(is_element, new), new, old)
-                    for new, old in zip(after, states, strict=True)
-                ]
-            )
+            states = _where(is_element, after, states)
         return outputs, states
 
     def blank(self, values: tuple[float, ...]) -> States:
@@ -168,12 +192,19 @@ class _Chunks:
         )
 
 
-def _run(chunks: _Chunks, kind: Diagonal, factor: Tensor, local: States) -> tuple[Tensor, States]:
-    """Return the outputs of all elements and the final states, of the effects of all chunks."""
+def run_chunks(
+    steps: RecurrenceSteps, kind: Diagonal, offsets: Tensor, resets: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Return the outputs of all elements and the final states."""
+    total = steps.elements[0].shape[0]
+    if total == 0:
+        return steps.empty, *steps.starts
+    chunks = _Chunks(steps, offsets, resets, total)
     grid = chunks.grid
+    _, local = chunks.run(chunks.columns, chunks.blank(kind.before))
     is_first = grid.number == 0
     keeps = ~chunks.has_reset()
-    factor = _chosen(keeps, factor, kind.factor_before)
+    factor = _chosen(keeps, kind.factor(chunks), kind.factor_before)
     starts = tuple([start.index_select(0, grid.sequence) for start in chunks.starts])
     entering = _visible(is_first & keeps, starts, kind)
     done = kind.after(factor, entering, local)
@@ -186,19 +217,22 @@ def _run(chunks: _Chunks, kind: Diagonal, factor: Tensor, local: States) -> tupl
         factor = kind.composed(before, factor)
         keeps = reads & _shifted(keeps, distance)
         distance *= 2
-    entering = tuple(
-        [
-            torch.where(like_rows(is_first, start), start, _shifted(state, 1))
-            for start, state in zip(starts, done, strict=True)
-        ]
-    )
+    entering = _where(is_first, starts, tuple([_shifted(state, 1) for state in done]))
     outputs, after = chunks.run(chunks.columns, entering)
     rows = torch.stack(outputs, 1).flatten(0, 1).index_select(0, grid.steps)
-    finals = [
-        torch.where(like_rows(grid.is_empty, start), start, state.index_select(0, grid.last))
-        for start, state in zip(chunks.starts, after, strict=True)
-    ]
-    return rows, tuple(finals)
+    ends = tuple([state.index_select(0, grid.last) for state in after])
+    finals = _where(grid.is_empty, chunks.starts, ends)
+    return rows.to(steps.empty.dtype), *finals
+
+
+def _where(chosen: Tensor, states: States, others: States) -> States:
+    """Return the states of chosen rows, and the others of others."""
+    return tuple(
+        [
+            torch.where(like_rows(chosen, state), state, other)
+            for state, other in zip(states, others, strict=True)
+        ]
+    )
 
 
 def _shifted(rows: Tensor, distance: int) -> Tensor:
@@ -216,74 +250,26 @@ def _visible(chosen: Tensor, states: States, kind: Diagonal) -> States:
     )
 
 
-def selective_chunks(
-    tensors: tuple[Any, ...], offsets: Tensor, resets: Tensor | None, *options: Any
-) -> tuple[Tensor, Tensor]:
-    """Return the output ``(N, E)`` and the final state ``(B, E, S)`` of a selective scan."""
-    steps = selective_steps(tensors, offsets, *options)
-    x = tensors[0]
-    rates = tensors[2]
-    if x.shape[0] == 0:
-        return x, steps.starts[0]
-    chunks = _Chunks(steps, offsets, resets, x.shape[0])
-    delta: Any = chunks.columns[1]
-    kind = Diagonal()
-    _, local = chunks.run(chunks.columns, chunks.blank(kind.before))
-    factor = (delta.sum(1).unsqueeze(2) * rates).exp()
-    output, (final,) = _run(chunks, kind, factor, local)
-    return output.to(x.dtype), final
+def _log_decays(chunks: _Chunks) -> Tensor:
+    """Return the logarithm of the decay of states over each chunk, of heads or keys."""
+    log_decay = chunks.columns[3]
+    if log_decay is not None:
+        return log_decay.sum(1)
+    return chunks.starts[0].new_zeros(chunks.grid.number.shape[0], chunks.starts[0].shape[1])
 
 
-def attention_chunks(
+def selective_effect(tensors: tuple[Any, ...], *_: Any) -> Diagonal:
+    """Return the effect of the chunks of a selective scan."""
+    return Selective(tensors[2])
+
+
+def attention_effect(
     tensors: tuple[Any, ...],
-    offsets: Tensor,
-    resets: Tensor | None,
-    scale: float,
+    scale: float,  # noqa: ARG001
     delta: bool,
-    eps: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the output ``(N, H, V)`` of linear attention, and the final states; the last two are
-    empty without log_gain.
-    """
-    steps = attention_steps(tensors, offsets, scale, delta, eps)
-    v = tensors[2]
-    log_gain = tensors[5]
-    if v.shape[0] == 0:
-        return attention_results(v, v, steps.starts)
-    chunks = _Chunks(steps, offsets, resets, v.shape[0])
-    kind = _kind_of(delta, log_gain)
-    _, local = chunks.run(chunks.columns, chunks.blank(kind.before))
-    factor = _matrices(chunks) if delta else _decays(chunks, kind)
-    return attention_results(v, *_run(chunks, kind, factor, local))
-
-
-def _kind_of(delta: bool, log_gain: Tensor | None) -> Diagonal:
+    eps: float,  # noqa: ARG001
+) -> Diagonal:
+    """Return the effect of the chunks of linear attention."""
     if delta:
         return Matrix()
-    return Diagonal() if log_gain is None else Stabilised()
-
-
-def _decays(chunks: _Chunks, kind: Diagonal) -> Tensor:
-    """Return the decay of states over each chunk, or its logarithm for mLSTM."""
-    state = chunks.starts[0]
-    log_decay = chunks.columns[3]
-    total = (
-        state.new_zeros(chunks.grid.number.shape[0], state.shape[1])
-        if log_decay is None
-        else log_decay.sum(1)
-    )
-    if isinstance(kind, Stabilised):
-        return total
-    return (total.unsqueeze(2) if total.dim() == 2 else total).unsqueeze(3).exp()
-
-
-def _matrices(chunks: _Chunks) -> Tensor:
-    """Return what the delta rule makes of the columns of an identity matrix, with values of 0."""
-    q, k, _v, *rest = chunks.columns
-    state = chunks.starts[0]
-    rows = chunks.grid.number.shape[0]
-    heads, size = state.shape[1:3]
-    identity = torch.eye(size, dtype=state.dtype, device=state.device)
-    zeros: Any = state.new_zeros(rows, SIZE, heads, size)
-    _, (factor,) = chunks.run([q, k, zeros, *rest], (identity.expand(rows, heads, -1, -1),))
-    return factor
+    return Diagonal() if tensors[5] is None else Stabilised()

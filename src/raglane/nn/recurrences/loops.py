@@ -26,9 +26,9 @@ class RecurrenceSteps(NamedTuple):
     """A recurrence by its steps."""
 
     step: Step
-    elements: list[Tensor | None]
+    elements: list[Any]
     starts: States
-    # The output of a batch without elements.
+    # The output of a batch without elements, of the dtype of outputs.
     empty: Tensor
 
 
@@ -49,7 +49,7 @@ def _order_of(offsets: Tensor) -> _Order:
     return _Order(index, inverse(index), sizes.tolist(), order, inverse(order))
 
 
-def _run(steps: RecurrenceSteps, offsets: Tensor, resets: Tensor | None) -> tuple[Tensor, States]:
+def run_loop(steps: RecurrenceSteps, offsets: Tensor, resets: Tensor | None) -> tuple[Tensor, ...]:
     """Return the outputs of all elements and the final states."""
     at = _order_of(offsets)
     parts = [
@@ -74,7 +74,7 @@ def _run(steps: RecurrenceSteps, offsets: Tensor, resets: Tensor | None) -> tupl
         torch.cat([state, *done[::-1]]).index_select(0, at.places)
         for done, state in zip(ended, states, strict=True)
     ]
-    return torch.cat(outputs).index_select(0, at.back), tuple(finals)
+    return torch.cat(outputs).index_select(0, at.back).to(steps.empty.dtype), *finals
 
 
 def restarted(states: States, resets: Tensor) -> States:
@@ -83,13 +83,14 @@ def restarted(states: States, resets: Tensor) -> States:
 
 
 def selective_step(
-    elements: list[Any], rates: Tensor, skip: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
+    elements: list[Any], states: States, rates: Tensor, skip: Tensor | None
+) -> tuple[Tensor, States]:
     """Return the output ``(R, E)`` of one step of a selective scan, and the state after it.
 
     ``elements``: x, the step sizes, B and C, ``(R, ...)``.
     """
     x_t, d_t, in_t, out_t = elements
+    (state,) = states
     x_t = x_t.to(rates.dtype)
     channels, size = rates.shape
     groups = in_t.shape[1]
@@ -99,7 +100,7 @@ def selective_step(
     written = ((d_t * x_t).unsqueeze(2).view(*of_groups[:3], 1) * in_t).view(state.shape)
     state = decay * state + written
     y = (state.view(of_groups) * out_t).sum(3).flatten(1)
-    return y if skip is None else y + skip * x_t, state
+    return y if skip is None else y + skip * x_t, (state,)
 
 
 def selective_steps(
@@ -114,21 +115,10 @@ def selective_steps(
     delta = step_sizes(dt.to(rates.dtype), dt_bias, softplus, least, most)
 
     def step(elements: list[Any], states: States) -> tuple[Tensor, States]:
-        y, state = selective_step(elements, rates, skip, states[0])
-        return y, (state,)
+        return selective_step(elements, states, rates, skip)
 
     start = rates.new_zeros(offsets.shape[0] - 1, channels, size) if initial is None else initial
-    return RecurrenceSteps(
-        step, [x, delta, inputs, outputs], (start,), delta.new_empty(0, channels)
-    )
-
-
-def selective_loop(
-    tensors: tuple[Any, ...], offsets: Tensor, resets: Tensor | None, *options: Any
-) -> tuple[Tensor, Tensor]:
-    """Return the output ``(N, E)`` and the final state ``(B, E, S)`` of a selective scan."""
-    output, (final,) = _run(selective_steps(tensors, offsets, *options), offsets, resets)
-    return output.to(tensors[0].dtype), final
+    return RecurrenceSteps(step, [x, delta, inputs, outputs], (start,), x.new_empty(0, channels))
 
 
 def step_sizes(
@@ -215,24 +205,5 @@ def attention_steps(
             for state, shape in zip(initials, shapes, strict=False)
         ]
     )
-    nothing = v.new_empty((0, heads, width), dtype=sums)
-    return RecurrenceSteps(step, [q, k, v, log_decay, gain, log_gain], starts, nothing)
-
-
-def attention_loop(
-    tensors: tuple[Any, ...], offsets: Tensor, resets: Tensor | None, *options: Any
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the output ``(N, H, V)`` of linear attention, and the final states; the last two are
-    empty without log_gain.
-    """
-    output, finals = _run(attention_steps(tensors, offsets, *options), offsets, resets)
-    return attention_results(tensors[2], output, finals)
-
-
-def attention_results(
-    v: Tensor, output: Tensor, finals: States
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return an output in the dtype of ``v``, and three states."""
-    none = output.new_empty(0)
-    state, normaliser, stabiliser = (*finals, none, none)[:3]
-    return output.to(v.dtype), state, normaliser, stabiliser
+    empty = v.new_empty(0, heads, width)
+    return RecurrenceSteps(step, [q, k, v, log_decay, gain, log_gain], starts, empty)

@@ -12,14 +12,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from raglane._utils.derivatives import gradients_of, view_of
 from raglane._utils.operators import operator
 from raglane._utils.tracing import are_transformed, has_tangent, records_operators
-from raglane.kernels.cpu.recurrences import ATTENTION, SELECTIVE_SCAN, Recurrence, Tensors, sums_of
+from raglane.kernels.cpu.recurrences import (
+    ATTENTION,
+    SELECTIVE_SCAN,
+    Recurrence,
+    RecurrenceCall,
+    Tensors,
+)
 from raglane.native.library import DTYPES, missing_kernels
-from raglane.nn.recurrences.chunks import attention_chunks, selective_chunks
-from raglane.nn.recurrences.loops import attention_loop, selective_loop
-
-Loop = Callable[..., tuple[Tensor, ...]]
+from raglane.nn.recurrences.chunks import (
+    Diagonal,
+    attention_effect,
+    run_chunks,
+    selective_effect,
+)
+from raglane.nn.recurrences.loops import (
+    RecurrenceSteps,
+    attention_steps,
+    run_loop,
+    selective_steps,
+)
 
 
 class Operator:
@@ -29,11 +44,17 @@ class Operator:
     """
 
     def __init__(
-        self, name: str, kernel: Recurrence, loop: Loop, chunks: Loop, optional: str, options: str
+        self,
+        name: str,
+        kernel: Recurrence,
+        steps: Callable[..., RecurrenceSteps],
+        effect: Callable[..., Diagonal],
+        optional: str,
+        options: str,
     ) -> None:
         self._kernel = kernel
-        self._loop = loop
-        self._chunks = chunks
+        self._steps = steps
+        self._effect = effect
         self._options = len(options.split(","))
         tensors = ", ".join(
             f"Tensor{'?' if tensor in optional.split() else ''} {tensor}"
@@ -60,18 +81,30 @@ class Operator:
         """Return the results of the recurrence."""
         kernel = self._kernel
         values = tensors[0]
+        call = RecurrenceCall(tensors, offsets, resets, options)
         if not values.is_cpu:
-            return self._chunks(tensors, offsets, resets, *options)
+            return self.by_chunks(call)
         is_supported = values.dtype in DTYPES and missing_kernels() is None
         if not is_supported or has_tangent(tensors) or are_transformed(tensors):
-            return self._loop(tensors, offsets, resets, *options)
+            return self.by_steps(call)
         count = len(kernel.results)
         save = torch.is_grad_enabled() and any(
             tensor is not None and tensor.requires_grad for tensor in tensors
         )
         if not save and not records_operators():
-            return tuple(kernel.forward(tensors, offsets, resets, options, save)[:count])
+            return tuple(kernel.forward(call, save)[:count])
         return self._forward(*tensors, offsets, resets, *options, save)[:count]
+
+    def by_steps(self, call: RecurrenceCall) -> tuple[Tensor, ...]:
+        """Return the output and the final states in plain torch, step by step."""
+        steps = self._steps(call.tensors, call.offsets, *call.options)
+        return run_loop(steps, call.offsets, call.resets)
+
+    def by_chunks(self, call: RecurrenceCall) -> tuple[Tensor, ...]:
+        """Return the output and the final states in plain torch, by chunks."""
+        steps = self._steps(call.tensors, call.offsets, *call.options)
+        effect = self._effect(call.tensors, *call.options)
+        return run_chunks(steps, effect, call.offsets, call.resets)
 
     def _parts(self, args: Sequence[Any], *counts: int) -> list[tuple[Any, ...]]:
         """Return the arguments as tensors, offsets and resets, and further groups of these sizes."""
@@ -82,24 +115,16 @@ class Operator:
             begin += count
         return parts
 
-    def _run(self, *args: Any) -> tuple[Tensor, ...]:
+    def _arguments(self, args: Sequence[Any]) -> tuple[RecurrenceCall, bool]:
+        """Return the arguments of the forward operator."""
         tensors, (offsets, resets), options, (save,) = self._parts(args, self._options, 1)
-        return tuple(self._kernel.forward(tensors, offsets, resets, options, save))
+        return RecurrenceCall(tensors, offsets, resets, options), save
+
+    def _run(self, *args: Any) -> tuple[Tensor, ...]:
+        return tuple(self._kernel.forward(*self._arguments(args)))
 
     def _shapes(self, *args: Any) -> tuple[Tensor, ...]:
-        tensors, (offsets, _), options, (save,) = self._parts(args, self._options, 1)
-        kernel = self._kernel
-        values = tensors[0]
-        shapes = kernel.described(tensors, options, offsets)
-        results = [
-            values.new_empty(shapes[name], dtype=kernel.dtype_of(name, values))
-            for name in kernel.results
-        ]
-        sums = sums_of(values.dtype)
-        return (
-            *results,
-            *(values.new_empty(shapes[name] if save else 0, dtype=sums) for name in kernel.saved),
-        )
+        return tuple(self._kernel.outputs(*self._arguments(args)).values())
 
     def _parts_of_backward(self, args: Sequence[Any]) -> list[tuple[Any, ...]]:
         kernel = self._kernel
@@ -108,18 +133,12 @@ class Operator:
 
     def _run_backward(self, *args: Any) -> list[Tensor]:
         tensors, (offsets, resets), saved, grads, options, (needed,) = self._parts_of_backward(args)
-        return self._kernel.backward(tensors, offsets, resets, options, saved, grads, needed)
+        call = RecurrenceCall(tensors, offsets, resets, options)
+        return self._kernel.backward(call, saved, grads, needed)
 
     def _shapes_of_gradients(self, *args: Any) -> list[Tensor]:
         tensors, *_, (needed,) = self._parts_of_backward(args)
-        values = tensors[0]
-        return [
-            values.new_empty(
-                tensor.shape if is_needed and tensor is not None else 0,
-                dtype=self._kernel.dtype_of(name, values),
-            )
-            for name, tensor, is_needed in zip(self._kernel.tensors, tensors, needed, strict=True)
-        ]
+        return self._kernel.gradients(tensors, needed)
 
     def _save(self, ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         tensors, places, ctx.options, _ = self._parts(inputs, self._options, 1)
@@ -154,65 +173,32 @@ class Operator:
         )
         count = len(tensors)
         with torch.enable_grad():
-            # Views, so that a gradient ends here even if one input was computed from another.
-            inputs = [_view(tensor) for tensor in (*tensors, *upstream)]
-            results = self._loop(tuple(inputs[:count]), offsets, resets, *ctx.options)
+            inputs = [view_of(tensor) for tensor in (*tensors, *upstream)]
+            results = self.by_steps(
+                RecurrenceCall(tuple(inputs[:count]), offsets, resets, ctx.options)
+            )
+            grads = inputs[count : count + len(results)]
             chosen = [index for index, is_needed in enumerate(ctx.needed) if is_needed]
-            first = _gradients(results, [inputs[index] for index in chosen], inputs[count:], True)
-        second = _gradients(first, inputs, [weights[index] for index in chosen], again)
+            first = gradients_of(results, [inputs[index] for index in chosen], grads, True)
+        second = gradients_of(first, inputs, [weights[index] for index in chosen], again)
         unsaved = [None] * len(self._kernel.reread + self._kernel.saved)
         rest = [None] * (self._options + 1)
         return *second[:count], None, None, *unsaved, *second[count:], *rest
 
 
-def _gradients(
-    results: Sequence[Tensor | None],
-    inputs: Sequence[Tensor | None],
-    weights: Sequence[Tensor | None],
-    create_graph: bool,
-) -> list[Tensor | None]:
-    """Return the gradients of weighted results, None for inputs on which none depends."""
-    pairs = [
-        (result, weight)
-        for result, weight in zip(results, weights, strict=True)
-        if weight is not None and result is not None and result.requires_grad
-    ]
-    leaves = [
-        (index, tensor)
-        for index, tensor in enumerate(inputs)
-        if tensor is not None and tensor.requires_grad and pairs
-    ]
-    gradients: list[Tensor | None] = [None] * len(inputs)
-    if leaves:
-        computed = torch.autograd.grad(
-            [result for result, _ in pairs],
-            [tensor for _, tensor in leaves],
-            [weight for _, weight in pairs],
-            create_graph=create_graph,
-            allow_unused=True,
-        )
-        for (index, _), gradient in zip(leaves, computed, strict=True):
-            gradients[index] = gradient
-    return gradients
-
-
-def _view(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.view_as(tensor)
-
-
 scan_selectively = Operator(
     "selective_scan",
     SELECTIVE_SCAN,
-    selective_loop,
-    selective_chunks,
+    selective_steps,
+    selective_effect,
     "D dt_bias initial",
     "bool softplus, float least_dt, float most_dt",
 )
 attend = Operator(
     "linear_attention",
     ATTENTION,
-    attention_loop,
-    attention_chunks,
+    attention_steps,
+    attention_effect,
     "log_decay gain log_gain initial initial_normaliser initial_stabiliser",
     "float scale, bool delta, float eps",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,11 @@ class Mixer:
     # Attributes of instances that the class before does not have.
     added: ClassVar[tuple[str, ...]] = ()
     layer_idx: Any
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return an attribute or a module of the class of transformers."""
 
     @staticmethod
     def remember(numbers: Tensor | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from raglane.kernels.cpu.steps import MambaStep
+from raglane.kernels.cpu.steps import MambaStep, parts_of_mamba
 from raglane.nn.mixers.plain import are_products, has_hooks
 from raglane.nn.porting.transformers.base import Mixer, apply_to, negative_rates
 from raglane.nn.porting.transformers.layout import BatchLayout
@@ -18,20 +18,16 @@ class MambaMixer(Mixer):
     """A mixer of a selective scan."""
 
     def _stepped(self, rows: Tensor, memory: Memory, norm: Any = None) -> Tensor | None:
-        mixer: Any = self
-        modules: dict[str, Any] = mixer._modules
-        into, of_inner, of_steps, out = linears = [modules[name] for name in _LINEARS]
+        modules: dict[str, Any] = self._modules
+        linears = [modules[name] for name in _LINEARS]
         norms: list[Any] = [modules.get(name) for name in _NORMS]
         eps = _eps_of(norms)
         states = memory.states(rows.dtype)
-        is_silu = getattr(mixer, "activation", "") in ("silu", "swish")
+        is_silu = getattr(self, "activation", "") in ("silu", "swish")
         if states is None or eps is None or not is_silu or not are_products(linears):
             return None
-        convolution = modules["conv1d"]
         parts = [
-            *(into.weight, into.bias, convolution.weight, convolution.bias),
-            *(of_inner.weight, of_steps.weight, of_steps.bias),
-            *(mixer.A_log, mixer.D, out.weight, out.bias),
+            *parts_of_mamba(linears, modules["conv1d"], self.A_log, self.D),
             *(None if type(each).__name__ in _WEIGHTLESS else each.weight for each in norms),
         ]
         if norm is None:
@@ -40,18 +36,17 @@ class MambaMixer(Mixer):
         return MambaStep([*parts, norm.weight], True, eps, eps_of_norm, True).run(rows, *states)
 
     def _mix(self, rows: Tensor, layout: BatchLayout, memory: Memory) -> Tensor:  # noqa: ARG002
-        mixer: Any = self
-        x, gate = mixer.in_proj(rows).flatten(0, 1).chunk(2, -1)
-        x = mixer.act(memory.convolve(x, mixer.conv1d))
-        size = mixer.ssm_state_size
-        parts = apply_to(mixer.x_proj, x, rows).split([mixer.time_step_rank, size, size], -1)
+        x, gate = self.in_proj(rows).flatten(0, 1).chunk(2, -1)
+        x = self.act(memory.convolve(x, self.conv1d))
+        size = self.ssm_state_size
+        parts = apply_to(self.x_proj, x, rows).split([self.time_step_rank, size, size], -1)
         steps, inputs, outputs = [
-            mixer._modules[name](values) if name in mixer._modules else values
+            self._modules[name](values) if name in self._modules else values
             for name, values in zip(_NORMS, parts, strict=True)
         ]
-        dt = apply_to(mixer.dt_proj, steps, rows)
-        y = memory.scan(x, dt, negative_rates(mixer.A_log, x), inputs, outputs, mixer.D)
-        return mixer.out_proj((y * F.silu(gate)).unflatten(0, rows.shape[:2]))
+        dt = apply_to(self.dt_proj, steps, rows)
+        y = memory.scan(x, dt, negative_rates(self.A_log, x), inputs, outputs, self.D)
+        return self.out_proj((y * F.silu(gate)).unflatten(0, rows.shape[:2]))
 
 
 _LINEARS = ("in_proj", "x_proj", "dt_proj", "out_proj")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -13,17 +12,17 @@ from raglane.nn.mixers.plain import has_hooks
 from raglane.nn.porting.transformers.base import Mixer, negative_rates
 from raglane.nn.porting.transformers.layout import BatchLayout
 from raglane.nn.porting.transformers.memory import Memory
+from raglane.nn.recurrences.loops import step_sizes
 
 
 class Mamba2Mixer(Mixer):
     """A mixer of linear attention with a decay for each head."""
 
     def _stepped(self, rows: Tensor, memory: Memory, norm: Any = None) -> Tensor | None:  # noqa: ARG002
-        mixer: Any = self
         states = memory.states(rows.dtype)
-        norm_of_groups = mixer._modules.get("norm")
+        norm_of_groups = self._modules.get("norm")
         of_group = getattr(norm_of_groups, "group_size", None)
-        if states is None or of_group is None or mixer.activation not in ("silu", "swish"):
+        if states is None or of_group is None or self.activation not in ("silu", "swish"):
             return None
         if has_hooks(norm_of_groups):
             return None
@@ -31,58 +30,54 @@ class Mamba2Mixer(Mixer):
         earlier, state = states
         is_transposed = state.is_contiguous()
         state = state if is_transposed else state.transpose(2, 3)
-        width = mixer.intermediate_size
-        keys = mixer.n_groups * mixer.ssm_state_size
-        convolution = mixer.conv1d
+        width = self.intermediate_size
+        keys = self.n_groups * self.ssm_state_size
+        convolution = self.conv1d
         step = AttentionStep(
             parts=(
-                *(convolution.weight, convolution.bias, mixer.dt_bias, mixer.A_log, mixer.D),
+                *(convolution.weight, convolution.bias, self.dt_bias, self.A_log, self.D),
                 norm_of_groups.weight,
             ),
-            key_heads=mixer.n_groups,
-            heads=mixer.num_heads,
-            key_size=mixer.ssm_state_size,
-            value_size=mixer.head_dim,
+            key_heads=self.n_groups,
+            heads=self.num_heads,
+            key_size=self.ssm_state_size,
+            value_size=self.head_dim,
             firsts=(width + keys, width, 0),
             norm_groups=width // of_group,
             norm_eps=norm_of_groups.variance_epsilon,
             gates_first=True,
             transposed=is_transposed,
-            limits=mixer.time_step_limit,
+            limits=self.time_step_limit,
         )
-        gate, mixed, dt = self._project(rows).split([width, mixer.conv_dim, mixer.num_heads], -1)
+        gate, mixed, dt = self._project(rows).split([width, self.conv_dim, self.num_heads], -1)
         y = step.run(mixed, gate, dt, None, earlier, state)
-        return None if y is None else mixer.out_proj(y)
+        return None if y is None else self.out_proj(y)
 
     def _mix(self, rows: Tensor, layout: BatchLayout, memory: Memory) -> Tensor:  # noqa: ARG002
-        mixer: Any = self
-        groups = mixer.n_groups
-        sizes = [mixer.intermediate_size, mixer.conv_dim, mixer.num_heads]
+        groups = self.n_groups
+        sizes = [self.intermediate_size, self.conv_dim, self.num_heads]
         gate, mixed, steps = self._project(rows).split(sizes, -1)
-        mixed = mixer.act(memory.convolve(mixed.flatten(0, 1), mixer.conv1d))
-        of_group = groups * mixer.ssm_state_size
-        x, keys, queries = mixed.split([mixer.intermediate_size, of_group, of_group], -1)
-        rates = negative_rates(mixer.A_log, x)
-        dt = steps.flatten(0, 1).to(rates.dtype) + mixer.dt_bias.to(rates.dtype)
-        # Unlike torch's softplus, which is the identity above 20.
-        dt = torch.logaddexp(dt, torch.zeros_like(dt)).clamp(*mixer.time_step_limit)
+        mixed = self.act(memory.convolve(mixed.flatten(0, 1), self.conv1d))
+        of_group = groups * self.ssm_state_size
+        x, keys, queries = mixed.split([self.intermediate_size, of_group, of_group], -1)
+        rates = negative_rates(self.A_log, x)
+        dt = steps.flatten(0, 1).to(rates.dtype)
+        dt = step_sizes(dt, self.dt_bias.to(rates.dtype), True, *self.time_step_limit)
         x, queries, keys = [
             values.unflatten(1, (count, -1))
-            for values, count in ((x, mixer.num_heads), (queries, groups), (keys, groups))
+            for values, count in ((x, self.num_heads), (queries, groups), (keys, groups))
         ]
         x = x.to(rates.dtype)
         y = memory.attend(queries, keys, x, dt * rates, dt, is_transposed=True)
-        y = (y + mixer.D.to(y.dtype).unsqueeze(1) * x).flatten(1).to(gate.dtype)
-        return mixer.out_proj(self._gated(y.unflatten(0, rows.shape[:2]), gate))
+        y = (y + self.D.to(y.dtype).unsqueeze(1) * x).flatten(1).to(gate.dtype)
+        return self.out_proj(self._gated(y.unflatten(0, rows.shape[:2]), gate))
 
     def _project(self, rows: Tensor) -> Tensor:
-        mixer: Any = self
-        projected: Tensor = mixer.in_proj(rows)
+        projected: Tensor = self.in_proj(rows)
         return projected
 
     def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
-        mixer: Any = self
-        normalised: Tensor = mixer.norm(y, gate)
+        normalised: Tensor = self.norm(y, gate)
         return normalised
 
 
@@ -102,9 +97,7 @@ class FalconH1Mixer(BambaMixer):
     """A mixer with factors of its projections, and a norm that may be missing."""
 
     def _project(self, rows: Tensor) -> Tensor:
-        mixer: Any = self
-        return super()._project(rows * mixer.ssm_in_multiplier) * mixer.mup_vector
+        return super()._project(rows * self.ssm_in_multiplier) * self.mup_vector
 
     def _gated(self, y: Tensor, gate: Tensor) -> Tensor:
-        mixer: Any = self
-        return super()._gated(y, gate) if mixer.mamba_rms_norm else y * F.silu(gate)
+        return super()._gated(y, gate) if self.mamba_rms_norm else y * F.silu(gate)
