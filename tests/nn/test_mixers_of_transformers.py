@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all float32 of transformers be float64."""
     monkeypatch.setattr(Tensor, "float", Tensor.double)
     monkeypatch.setattr(torch, "float32", torch.float64)
+    # A default of a function, which may have been imported before.
+    name = "transformers.models.recurrent_gemma.modeling_recurrent_gemma"
+    scan = import_module(name).RecurrentGemmaRglru._rnn_scan
+    monkeypatch.setattr(scan, "__defaults__", (torch.float64,))
 
 
 def _worst(ours: Any, theirs: Any) -> float:
