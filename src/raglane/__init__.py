@@ -13,11 +13,11 @@ Names are imported when they are first used, so ``raglane --help`` does not impo
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import raglane._utils.forks  # watches for forks from here on
 import raglane._utils.moved  # noqa: F401 (finds modules by the paths in stored files)
+from raglane._utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from raglane import (
@@ -99,14 +99,7 @@ _MODULES = (
 )
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value  # the next use finds it without a call
-    return value
+__getattr__ = lazy_names(__name__, {**_HOMES, **dict.fromkeys(_MODULES, "")})
 
 
 def __dir__() -> list[str]:

@@ -59,7 +59,7 @@ def test_one_step_has_the_bits_of_the_first_of_several(
     use(isa, POISON | DIVISIONS[division])
     with torch.no_grad():
         # Of 300 sequences some wait for a lane, so that each of two panels is used several times.
-        for hidden, most in ((70, 300), (160, 5)):
+        for hidden, most in ((3, 5), (70, 300), (160, 5)):
             network = make(cell, [3] * most, (33, hidden, 0)).map(lambda t: t.to(dtype))
             any_threads(1)
             together = network.run(BACKEND)[0]

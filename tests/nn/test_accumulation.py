@@ -76,7 +76,12 @@ def test_loop(has_resets: bool, has_initial: bool) -> None:
     upstream = [torch.randn_like(each) for each in ours]
     gradients = [torch.autograd.grad(each, inputs, upstream) for each in (ours, theirs)]
     for result, exact in zip([*ours, *gradients[0]], [*theirs, *gradients[1]], strict=True):
-        torch.testing.assert_close(result, exact, rtol=0, atol=1e-10)
+        torch.testing.assert_close(result, exact, rtol=0, atol=1e-12)
+
+    def run(x: Tensor, steps: Tensor, initial: Any = None) -> Any:
+        return _accumulate(x, steps, OFFSETS, resets, initial)
+
+    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
 
 
 def test_bits_do_not_depend_on_the_batch() -> None:

@@ -8,5 +8,6 @@ The system: files.py writes files and folders atomically, json.py reads and writ
 locks folders, and caches.py keeps small files in the user's cache folder. memory.py estimates
 required and available memory, and forks.py detects a fork.
 
-Torch: operators.py registers operators, and tracing.py supports its transformations.
+Torch: operators.py registers operators, tracing.py supports its transformations, and derivatives.py
+computes gradients of kernels by plain torch. lazy.py loads modules when their names are used.
 """

@@ -19,8 +19,9 @@ texts of columns.py, need neither.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raglane._utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from raglane.data.collation import collate as collate
@@ -68,11 +69,7 @@ _OTHERS = {
 __all__ = [*_HOMES]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name) or _OTHERS.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+__getattr__ = lazy_names(__name__, {**_HOMES, **_OTHERS})
 
 
 def __dir__() -> list[str]:

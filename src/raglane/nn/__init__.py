@@ -12,8 +12,9 @@ Names load their module when they are first used: a model has a few of these lay
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from raglane._utils.lazy import lazy_names
 
 if TYPE_CHECKING:
     from raglane.nn import init
@@ -110,19 +111,13 @@ _HOMES = {
     "SLSTM": "recurrent.cell_layers",
     "SRU": "recurrent.elementwise_layers",
     "SequenceEncoder": "encoder",
+    "init": "",
     "linear_attention": "recurrences.attention",
     "selective_scan": "recurrences.selective",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name == "init":
-        return import_module(f"{__name__}.init")
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value  # the next use finds it without a call
-    return value
+__getattr__ = lazy_names(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

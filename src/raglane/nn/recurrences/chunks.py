@@ -263,12 +263,7 @@ def selective_effect(tensors: tuple[Any, ...], *_: Any) -> Diagonal:
     return Selective(tensors[2])
 
 
-def attention_effect(
-    tensors: tuple[Any, ...],
-    scale: float,  # noqa: ARG001
-    delta: bool,
-    eps: float,  # noqa: ARG001
-) -> Diagonal:
+def attention_effect(tensors: tuple[Any, ...], _scale: float, delta: bool, _eps: float) -> Diagonal:
     """Return the effect of the chunks of linear attention."""
     if delta:
         return Matrix()
