@@ -4,6 +4,7 @@ and of a phone.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,8 @@ def test_the_sample_of_each_task(browser: Browser, address: str, task: str, widt
         for text in texts:
             assert text in page.inner_text("#result")
         page.click("#start")
-        expect(page.locator("#now")).to_contain_text("element 4")
+        # The elements come faster than the page is looked at, so the fourth itself may not be seen.
+        expect(page.locator("#now")).to_contain_text(re.compile(r"element ([4-9]|\d{2,})\b"))
         page.click("#stop")
         expect(page.locator("#plot")).to_be_visible(visible=bool(curves))
         expect(page.locator("#plot polyline")).to_have_count(len(curves))
@@ -151,7 +153,7 @@ def test_a_token(browser: Browser) -> None:
         here.page.fill("#token", "secret")
         assert "output 1" in _typed(here.page, "1,2,3")
         here.page.click("#start")
-        expect(here.page.locator("#now")).to_contain_text("element 2")
+        expect(here.page.locator("#now")).to_contain_text(re.compile(r"element ([2-9]|\d{2,})\b"))
         assert here.too_wide() <= 0
 
 
