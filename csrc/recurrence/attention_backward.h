@@ -29,7 +29,7 @@ template <class S> class AttentionBackward : AttentionCall<S> {
         !reserve(of_decay, of_decays * splits_) || !reserve(of_gain, c_.heads * splits_))
       return RAGLANE_OUT_OF_MEMORY;
     q_parts_ = of_q.get(), k_parts_ = of_k.get(), decay_parts_ = of_decay.get(), gain_parts_ = of_gain.get();
-    const int32_t status = c_.delta || (c_.per_key && c_.log_decay) ? run_all<Steps>() : run_all<Products>();
+    const int32_t status = c_.per_key && c_.log_decay ? run_all<Steps>() : run_all<Products>();
     if (status != RAGLANE_OK) return status;
     on_threads((int)c_.threads, [&](int thread, int threads) {
       const int64_t first = c_.elements * thread / threads, end = c_.elements * (thread + 1) / threads;
@@ -173,7 +173,7 @@ template <class S> class AttentionBackward<S>::Task {
   int64_t part_of(int t, int64_t head) const { return (split_ * c_.elements + first_ + t) * c_.heads + head; }
 };
 
-// Step by step, for the delta rule and decays of each key. The lanes of a vector are keys, so that sums over the columns of
+// Step by step, for decays of each key. The lanes of a vector are keys, so that sums over the columns of
 // v, of which most gradients are made, add whole vectors. A unit is a block of columns of the state of a head: between two
 // borders it computes its states again and keeps them in scratch.
 template <class S> class AttentionBackward<S>::Steps : Task {
@@ -253,14 +253,8 @@ template <class S> class AttentionBackward<S>::Steps : Task {
     A level = 0;
     l_.find_factors(factors_, first_, count_, head, level);
     for (int t = 0; t < count_; t++) {
-      A* row = decays_ + t * l_.padded_;
+      l_.read_decays(decays_ + t * l_.padded_, first_ + t, head);
       grad_gains_[t] = 0;
-      if (c_.per_key && c_.log_decay) {
-        l_.read_decays(row, first_ + t, head);
-      } else {
-        const V decay = splat<V>(factors_.decay[t]);
-        for (int64_t key = 0; key < l_.padded_; key += width) store(row + key, decay);
-      }
     }
     memset((void*)grad_decays_, 0, border * l_.padded_ * sizeof(A));
   }
@@ -268,13 +262,7 @@ template <class S> class AttentionBackward<S>::Steps : Task {
     for (int t = 0; t < count_; t++) {
       const A* row = grad_decays_ + t * l_.padded_;
       l_.gain_parts_[part_of(t, head)] = grad_gains_[t];
-      if (c_.per_key) {
-        write_sum(l_.decay_parts_ + part_of(t, head) * c_.key_size, row, c_.key_size);
-        continue;
-      }
-      V sum{};
-      for (int64_t key = 0; key < l_.padded_; key += width) sum = sum + load(row + key);
-      l_.decay_parts_[part_of(t, head)] = sum_of(sum);
+      write_sum(l_.decay_parts_ + part_of(t, head) * c_.key_size, row, c_.key_size);
     }
   }
 
@@ -302,14 +290,11 @@ template <class S> class AttentionBackward<S>::Steps : Task {
   void run_unit(int64_t head, int64_t block, A* grad) {
     const int count = (columns_of(block) + quad - 1) / quad * quad;
     read_columns(head, block);
-    const bool decays = c_.log_decay;
     for (int t = 0; t < count_; t++)
-      for (int column = 0; column < count; column += quad) decays ? advance<true>(t, column) : advance<false>(t, column);
+      for (int column = 0; column < count; column += quad) advance(t, column);
     for (int t = count_ - 1; t >= 0; t--) {
-      for (int column = 0; column < count; column += quad) {
-        if (!c_.delta) retreat<false, true>(t, column, grad);
-        else decays ? retreat<true, true>(t, column, grad) : retreat<true, false>(t, column, grad);
-      }
+      for (int column = 0; column < count; column += quad)
+        c_.delta ? retreat<true>(t, column, grad) : retreat<false>(t, column, grad);
       if (l_.resets(first_ + t)) memset((void*)grad, 0, unit_size(l_) * sizeof(A));
     }
     // A row of v at once: a vector's load must not wait for the stores of single numbers.
@@ -319,7 +304,7 @@ template <class S> class AttentionBackward<S>::Steps : Task {
   }
 
   // Four columns of a step, forward.
-  template <bool DECAYS> void advance(int t, int column) const {
+  void advance(int t, int column) const {
     constexpr int N = quad;
     const A *decay = decays_ + t * l_.padded_, *k = k_ + t * l_.padded_, *from[N];
     A* to[N];
@@ -332,13 +317,13 @@ template <class S> class AttentionBackward<S>::Steps : Task {
       const V its_key = load(k + key), factor = load(decay + key);
       RAGLANE_EACH {
         const V state = load(from[i] + key);
-        store(to[i] + key, fma(its_key, written[i], DECAYS ? factor * state : state));
+        store(to[i] + key, fma(its_key, written[i], factor * state));
       }
     }
   }
 
   // The same backward.
-  template <bool DELTA, bool DECAYS> void retreat(int t, int column, A* grad) {
+  template <bool DELTA> void retreat(int t, int column, A* grad) {
     constexpr int N = quad;
     const int64_t padded = l_.padded_, row = t * padded, at = t * columns + column;
     const A *q = q_ + row, *k = k_ + row, *decay = decays_ + row;
@@ -376,17 +361,17 @@ template <class S> class AttentionBackward<S>::Steps : Task {
       const V factor = load(decay + key), its_key = load(k + key);
       V of_its_key = load(of_k + key), of_its_decay = load(of_decay + key);
       RAGLANE_EACH {
-        const V decayed = DECAYS ? factor * load(from[i] + key) : load(from[i] + key);
+        const V decayed = factor * load(from[i] + key);
         V g = load(grads[i] + key);
         if constexpr (DELTA) {
           of_its_key = fma(of_read[i], decayed, of_its_key);
           g = fma(of_read[i], its_key, g);
         }
         of_its_decay = fma(g, decayed, of_its_decay);
-        store(grads[i] + key, DECAYS ? g * factor : g);
+        store(grads[i] + key, g * factor);
       }
       if constexpr (DELTA) store(of_k + key, of_its_key);
-      if constexpr (DECAYS) store(of_decay + key, of_its_decay);
+      store(of_decay + key, of_its_decay);
     }
   }
 };

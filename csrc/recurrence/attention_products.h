@@ -4,6 +4,8 @@
 //   W = D * (q k'), Z = D * (o v'), both lower triangular
 //   gradients of v times gain: W' o + D[last] k G;  of k: Z' q + D[last] v G';  of q: Z k + D[., first] o S'
 //   that of the decay of a step: the sums over what passes it, of the elements of W * (o v') and of products with S and G
+// The delta rule writes errors in place of v, each of which read the state before it by k. So k is a second reader, like q,
+// below the diagonal alone; its o, the gradients of v with the other sign, are found from the last step to the first.
 // All of these products are of numbers of the span, so that a decay of 0 is exact, and no decay is divided by.
 #pragma once
 
@@ -87,15 +89,17 @@ template <class S> class AttentionBackward<S>::Products : Task {
     has_normaliser_ = c_.log_gain && split_ == 0;
     width_ = values_ + has_normaliser_, columns_ = whole(width_);
     k_columns_ = take(border * keys_), read_ = take(border * keys_);
-    raw_ = take(border * columns_), v_ = take(border * columns_), o_ = take(border * columns_), grad_v_ = take(border * columns_);
+    raw_ = take(border * columns_), v_ = take(border * columns_), grad_v_ = take(border * columns_);
     v_columns_ = take(border * columns_);
-    decays_ = take(border * border), weights_ = take(border * border), scores_ = take(border * border), errors_ = take(border * border);
+    passing_ = take(border * border), decays_ = take(border * border);
+    readers_[0] = reader(q_, grad_q_);
+    if (c_.delta) readers_[1] = reader(k_, grad_k_);
     state_ = take(columns_ * keys_), after_columns_ = take(columns_ * keys_);
     afters_ = take((end_head_ - first_head_) * columns_ * keys_);
   }
   static int64_t numbers(const AttentionBackward& l) {
     const int64_t values = whole(l.most_blocks() * columns + 1);
-    return Task::numbers(l) + border * (2 * l.padded_ + 5 * values + 4 * border) + values * l.padded_ * (2 + l.most_heads());
+    return Task::numbers(l) + border * (2 * l.padded_ + 6 * values + 8 * border) + values * l.padded_ * (2 + l.most_heads());
   }
 
   void run() {
@@ -115,14 +119,28 @@ template <class S> class AttentionBackward<S>::Products : Task {
   const int64_t keys_;  // numbers of a row of keys in scratch
   int64_t first_column_, values_, width_, columns_;  // the columns of v of this split; with a normaliser; in whole vectors
   bool has_normaliser_, has_after_, has_state_ = false, is_reset_ = false;
-  // Rows of keys and of columns of v, and their transposes; numbers of two steps; states, (columns, keys) but afters_.
-  A *k_columns_, *read_, *raw_, *v_, *o_, *grad_v_, *v_columns_;
-  A *decays_, *weights_, *scores_, *errors_, *state_, *after_columns_, *afters_;
+  // Rows of keys and of columns of v, and their transposes; D, W * (o v'); states, (columns, keys) but afters_.
+  A *k_columns_, *read_, *raw_, *v_, *grad_v_, *v_columns_, *passing_, *decays_, *state_, *after_columns_, *afters_;
+  // Rows that read the states, their gradients, and o; products with k, W and Z.
+  struct Reader {
+    const A* rows;
+    A *grad, *o, *scores, *weights, *errors;
+  };
+  Reader readers_[2];  // q; with the delta rule k
   A passed_[border], from_state_[border], from_after_[border];
 
   static int64_t whole(int64_t columns) { return (whole_vectors<A>(columns) + rows_at_once - 1) / rows_at_once * rows_at_once; }
   template <class Visit> void each_head(Visit&& visit) const {
     for (int64_t head = first_head_; head < end_head_; head++) visit(head, afters_ + (head - first_head_) * columns_ * keys_);
+  }
+  Reader reader(const A* rows, A* grad) {
+    const int64_t square = border * border;
+    return {rows, grad, take(border * columns_), take(square), take(square), take(square)};
+  }
+  bool is_strict(const Reader& reader) const { return reader.rows == k_; }
+  template <class Visit> void each_reader(Visit&& visit) const {
+    visit(readers_[0]);
+    if (c_.delta) visit(readers_[1]);
   }
   // Rows of scratch with numbers that count.
   int64_t rows() const { return whole(count_); }
@@ -159,7 +177,9 @@ template <class S> class AttentionBackward<S>::Products : Task {
     const void* const arrays[] = {c_.q, c_.k, c_.grad_q, c_.grad_k};
     for (const void* array : arrays) fetch_before(array, c_.key_heads * c_.key_size, Task::key_head_ * c_.key_size, c_.key_size);
     transpose_all(k_columns_, border, k_, keys_, whole_vectors<A>(count_), keys_);
-    multiply_all(scores_, border, true, (A)0, {q_, keys_, 1}, k_columns_, border, rows(), count_, keys_);
+    each_reader([&](const Reader& reader) {
+      multiply_all(reader.scores, border, true, (A)0, {reader.rows, keys_, 1}, k_columns_, border, rows(), count_, keys_);
+    });
     is_reset_ = l_.resets(first_);
     has_state_ = !is_reset_ && (from > 0 || c_.initial || c_.initial_normaliser);
     each_head([&](int64_t head, A* after) { run_head(head, from, after); });
@@ -178,15 +198,18 @@ template <class S> class AttentionBackward<S>::Products : Task {
     if (first_ - border > begin_)
       fetch_rows<A>(l_.border_at(b_, first_ - border, head), first_column_, c_.value_size, c_.key_size, values_);
     transpose_all(v_columns_, border, v_, columns_, whole_vectors<A>(count_), columns_);
-    multiply_all(errors_, border, true, (A)0, {o_, columns_, 1}, v_columns_, border, rows(), count_, width_);
-    weigh();
+    find_passing();
+    each_reader([&](const Reader& reader) { weigh(reader); });
     find_values(head, after);
+    memset((void*)decays_, 0, border * border * sizeof(A));
+    each_reader([&](const Reader& reader) { find_errors(reader); });
     find_keys(after);
-    find_queries(head, from);
+    if (has_state_) read_state(head, from);
+    memset((void*)from_state_, 0, sizeof from_state_);
+    each_reader([&](const Reader& reader) { find_queries(reader); });
     find_decays(head);
     if (is_reset_) memset((void*)after, 0, columns_ * keys_ * sizeof(A));
-    else if (from > 0 || c_.grad_initial || c_.grad_initial_normaliser)
-      multiply_all(after, columns_, !has_after_, passed_[count_ - 1], {q_, 1, keys_}, o_, columns_, keys_, columns_, count_);
+    else if (from > 0 || c_.grad_initial || c_.grad_initial_normaliser) pass(after);
   }
 
   // Bring rows of the steps before the span, or of a state, to the caches.
@@ -202,12 +225,14 @@ template <class S> class AttentionBackward<S>::Products : Task {
   // v, v times its gain, and gradients of outputs before the division and the scale; the columns of a normaliser get ones.
   void read_columns(int64_t head) {
     const int64_t all = border * columns_ * sizeof(A);
-    memset((void*)raw_, 0, all), memset((void*)v_, 0, all), memset((void*)o_, 0, all);
+    memset((void*)raw_, 0, all), memset((void*)v_, 0, all), memset((void*)readers_[0].o, 0, all);
     for (int t = 0; t < count_; t++) {
       const int64_t row = (first_ + t) * c_.heads + head, at = row * c_.value_size + first_column_;
       const A divisor = c_.log_gain ? l_.divisor(((const A*)c_.reads)[row], factors_.floor[t]) : 1, factor = (A)c_.scale / divisor;
-      A *raw = raw_ + t * columns_, *v = v_ + t * columns_, *o = o_ + t * columns_;
-      copy_row(raw, (const S*)c_.v + at, values_), copy_row(v, (const S*)c_.v + at, values_, factors_.gain[t]);
+      A *raw = raw_ + t * columns_, *v = v_ + t * columns_, *o = readers_[0].o + t * columns_;
+      if (c_.delta) copy_row(raw, (const A*)c_.errors + at, values_);
+      else copy_row(raw, (const S*)c_.v + at, values_);
+      copy_row(v, raw, values_, factors_.gain[t]);
       if (c_.grad_output) copy_row(o, (const S*)c_.grad_output + at, values_, factor);
       if (!has_normaliser_) continue;
       raw[values_] = 1, v[values_] = factors_.gain[t];
@@ -217,27 +242,44 @@ template <class S> class AttentionBackward<S>::Products : Task {
     }
   }
 
-  // W, Z in place of o v', and W * (o v'); their rows are steps t. from_after_: D[last].
-  void weigh() {
+  // D, whose rows are steps t. from_after_: D[last].
+  void find_passing() {
     constexpr int N = border / width;
     V row[N] = {}, lane[N];
     find_lanes(lane);
-    const int64_t zeros = (rows() - count_) * border * sizeof(A);
-    memset((void*)(weights_ + count_ * border), 0, zeros), memset((void*)(errors_ + count_ * border), 0, zeros);
     A passed = 1;
     for (int t = 0; t < count_; t++) {
       const A decay = factors_.decay[t];
       passed_[t] = passed = passed * decay;
-      RAGLANE_EACH {
-        const int64_t at = t * border + i * width;
-        row[i] = lane[i] == splat<V>((A)t) ? splat<V>((A)1) : row[i] * decay;
-        const auto is_read = lane[i] <= splat<V>((A)t);
-        const V score = row[i] * load(scores_ + at), error = load(errors_ + at);
-        store(weights_ + at, is_read ? score : V{}), store(errors_ + at, is_read ? row[i] * error : V{});
-        store(decays_ + at, is_read ? score * error : V{});
-      }
+      RAGLANE_EACH row[i] = lane[i] == splat<V>((A)t) ? splat<V>((A)1) : row[i] * decay;
+      RAGLANE_EACH store(passing_ + t * border + i * width, row[i]);
     }
     RAGLANE_EACH store(from_after_ + i * width, row[i]);
+  }
+  void weigh(const Reader& reader) const {
+    end_with_zeros(reader.weights);
+    each_vector(reader, [&](int at, auto is_read) {
+      store(reader.weights + at, is_read ? load(passing_ + at) * load(reader.scores + at) : V{});
+    });
+  }
+  void find_errors(const Reader& reader) const {
+    multiply_all(reader.errors, border, true, (A)0, {reader.o, columns_, 1}, v_columns_, border, rows(), count_, width_);
+    end_with_zeros(reader.errors);
+    each_vector(reader, [&](int at, auto is_read) {
+      const V error = load(reader.errors + at), decayed = load(reader.weights + at) * error;
+      store(reader.errors + at, is_read ? load(passing_ + at) * error : V{});
+      store(decays_ + at, load(decays_ + at) + (is_read ? decayed : V{}));
+    });
+  }
+  void end_with_zeros(A* square) const { memset((void*)(square + count_ * border), 0, (rows() - count_) * border * sizeof(A)); }
+  // Of rows of steps: where each is, and which of its columns are steps that the reader reads.
+  template <class Visit> void each_vector(const Reader& reader, Visit&& visit) const {
+    constexpr int N = border / width;
+    V lane[N];
+    find_lanes(lane);
+    const int strict = is_strict(reader);
+    for (int t = 0; t < count_; t++)
+      RAGLANE_EACH visit(t * border + i * width, lane[i] <= splat<V>((A)(t - strict)));
   }
   template <int N> static void find_lanes(V (&lane)[N]) {
     A numbers[border];
@@ -259,7 +301,10 @@ template <class S> class AttentionBackward<S>::Products : Task {
       }
       from_after_[t] = sum_of(sum);
     }
-    multiply_all(grad_v_, columns_, !has_after_, (A)1, {weights_, 1, border}, o_, columns_, rows(), columns_, count_, Reach::from_row);
+    const Reader& queries = readers_[0];
+    multiply_all(grad_v_, columns_, !has_after_, (A)1, {queries.weights, 1, border}, queries.o, columns_, rows(), columns_, count_,
+                 Reach::from_row);
+    if (c_.delta) find_reads();
     for (int t = 0; t < count_; t++) {
       const A *grad = grad_v_ + t * columns_, gain = factors_.gain[t], total = dot(grad, raw_ + t * columns_, 0, columns_);
       l_.gain_parts_[part_of(t, head)] = c_.log_gain ? total * gain : total;
@@ -269,31 +314,55 @@ template <class S> class AttentionBackward<S>::Products : Task {
     }
   }
 
+  // o of the errors, whose gradients are complete when those of the steps after them are.
+  void find_reads() const {
+    const Reader& reads = readers_[1];
+    for (int t = count_ - 1; t >= 0; t--) {
+      A *grad = grad_v_ + t * columns_, *o = reads.o + t * columns_;
+      const V factor = splat<V>(-factors_.gain[t]);
+      for (int64_t i = 0; i < columns_; i += width) {
+        V sum = load(grad + i);
+        for (int s = t + 1; s < count_; s++) sum = fma(splat_at(reads.weights + s * border + t), load(reads.o + s * columns_ + i), sum);
+        store(grad + i, sum), store(o + i, factor * sum);
+      }
+    }
+  }
+
   void find_keys(const A* after) {
     if (has_after_) {
       transpose_all(after_columns_, keys_, after, columns_, keys_, columns_);
       multiply_all(grad_k_, keys_, false, (A)1, {v_, columns_, 1}, after_columns_, keys_, rows(), keys_, width_);
     }
-    multiply_all(grad_k_, keys_, false, (A)1, {errors_, 1, border}, q_, keys_, rows(), keys_, count_, Reach::from_row);
+    each_reader([&](const Reader& reader) {
+      multiply_all(grad_k_, keys_, false, (A)1, {reader.errors, 1, border}, reader.rows, keys_, rows(), keys_, count_, Reach::from_row);
+    });
   }
 
-  // from_state_: the products of q S with o; o gets the decays since the first step.
-  void find_queries(int64_t head, int64_t from) {
-    if (has_state_) read_state(head, from);
-    if (has_state_) multiply_all(read_, keys_, true, (A)0, {o_, columns_, 1}, state_, keys_, rows(), keys_, width_);
+  // Adds the products of rows S with o to from_state_; o gets the decays since the first step.
+  void find_queries(const Reader& reader) {
+    if (has_state_) multiply_all(read_, keys_, true, (A)0, {reader.o, columns_, 1}, state_, keys_, rows(), keys_, width_);
     for (int t = 0; t < count_; t++) {
-      A *grad = grad_q_ + t * keys_, *read = read_ + t * keys_, *o = o_ + t * columns_;
+      A *grad = reader.grad + t * keys_, *read = read_ + t * keys_, *o = reader.o + t * columns_;
       const V passed = splat<V>(passed_[t]);
       V sum{};
       for (int64_t i = 0; has_state_ && i < keys_; i += width) {
         const V g = load(read + i) * passed;
-        sum = fma(g, load(q_ + t * keys_ + i), sum);
+        sum = fma(g, load(reader.rows + t * keys_ + i), sum);
         store(grad + i, load(grad + i) + g);
       }
-      from_state_[t] = sum_of(sum);
+      from_state_[t] += sum_of(sum);
       for (int64_t i = 0; i < columns_; i += width) store(o + i, load(o + i) * passed);
     }
-    multiply_all(grad_q_, keys_, false, (A)1, {errors_, border, 1}, k_, keys_, rows(), keys_, count_, Reach::to_row);
+    multiply_all(reader.grad, keys_, false, (A)1, {reader.errors, border, 1}, k_, keys_, rows(), keys_, count_, Reach::to_row);
+  }
+  // The gradient of the state before the span.
+  void pass(A* after) const {
+    bool is_fresh = !has_after_;
+    A factor = passed_[count_ - 1];
+    each_reader([&](const Reader& reader) {
+      multiply_all(after, columns_, is_fresh, factor, {reader.rows, 1, keys_}, reader.o, columns_, keys_, columns_, count_);
+      is_fresh = false, factor = 1;
+    });
   }
   // The state before the span, transposed.
   void read_state(int64_t head, int64_t from) const {
