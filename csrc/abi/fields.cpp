@@ -43,6 +43,7 @@ RAGLANE_ADD_FIELDS(raglane_layer, RAGLANE_LAYER_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_program, RAGLANE_PROGRAM_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_tensor, RAGLANE_TENSOR_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_outer, RAGLANE_OUTER_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_gated_norm, RAGLANE_GATED_NORM_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_factors, RAGLANE_FACTORS_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_rows, RAGLANE_ROWS_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_lattices, RAGLANE_LATTICES_FIELDS)
@@ -72,6 +73,7 @@ extern "C" const char* raglane_fields(int32_t number) try {
       described<raglane_rows>("raglane_rows"), described<raglane_lattices>("raglane_lattices"),
       described<raglane_search>("raglane_search"), described<raglane_alignment>("raglane_alignment"),
       described<raglane_pairs>("raglane_pairs"), described<raglane_factors>("raglane_factors"),
+      described<raglane_gated_norm>("raglane_gated_norm"),
       described<raglane_selective_scan>("raglane_selective_scan"),
       described<raglane_attention>("raglane_attention"),
       described<raglane_mamba_step>("raglane_mamba_step"),

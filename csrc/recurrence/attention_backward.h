@@ -41,19 +41,13 @@ template <class S> class AttentionBackward : AttentionCall<S> {
       add((A*)c_.grad_log_decay, decay_parts_, of_decays, splits_);
       add((A*)(c_.log_gain ? c_.grad_log_gain : c_.grad_gain), gain_parts_, c_.heads, splits_);
     });
-    if (c_.log_gain) {
-      const int64_t count = Base::ordered_ * c_.heads;
-      on_threads((int)c_.threads, [&](int thread, int threads) {
-        for (int64_t at = count * thread / threads; at < count * (thread + 1) / threads; at++)
-          add_levels(Base::order_[at / c_.heads], at % c_.heads);
-      });
-    }
+    if (c_.grad_initial_stabiliser) write_initial_levels();
     return RAGLANE_OK;
   }
 
  private:
   static constexpr int columns = 16;  // of a block
-  static constexpr int least_sets = 8;
+  static constexpr int least_sets = 4;
 
   const int64_t padded_;             // keys of whole vectors, and of whole rows of a tile
   int64_t parts_, splits_, blocks_;  // of the heads of a head of k; of the blocks of a head; blocks of a head's state
@@ -72,39 +66,19 @@ template <class S> class AttentionBackward : AttentionCall<S> {
                         [&](int64_t number, A* scratch) { Kind(*this, number, scratch).run(); });
   }
 
-  // The gradients of the stabiliser of a head, which without eps would be zeros: a factor of the states and of the
-  // divisor would cancel. They go to the larger one of the two numbers of which it is the maximum.
-  void add_levels(int64_t b, int64_t head) const {
-    const int64_t begin = c_.offsets[b], end = c_.offsets[b + 1], state = b * c_.heads + head;
-    A of_initial = Base::number(c_.grad_final_stabiliser, state);
-    A grad = less_final_states(of_initial, state);
-    for (int64_t row = end - 1; row >= begin; row--) {
-      const int64_t at = row * c_.heads + head;
-      const A previous = row > begin ? ((const A*)c_.levels)[at - c_.heads] : Base::number(c_.initial_stabiliser, state);
-      const auto levels = Base::levels_of(row, head, previous);
-      const A level = levels.after, floor = floor_of(level), divisor = Base::divisor(((const A*)c_.reads)[at], floor);
-      grad -= product_of_outputs(at) * ((A)c_.eps / divisor);
-      const bool stays = levels.before == level;
-      if (stays && c_.grad_log_decay) ((A*)c_.grad_log_decay)[at] += grad;
-      if (!stays && c_.grad_log_gain) ((A*)c_.grad_log_gain)[at] += grad;
-      if (!stays || Base::resets(row)) grad = 0;
-      // The initial states are not multiplied by a factor of it.
-      if (row == begin) of_initial = Base::resets(row) ? 0 : grad + first_decay(at);
+  // The first stabiliser is added to the first log_decay. The initial states are not multiplied by a factor of it.
+  void write_initial_levels() const {
+    for (int64_t i = 0; i < Base::ordered_ * c_.heads; i++) {
+      const int64_t b = Base::order_[i / c_.heads], head = i % c_.heads, begin = c_.offsets[b], state = b * c_.heads + head;
+      A grad = 0;
+      if (begin == c_.offsets[b + 1]) grad = Base::number(c_.grad_final_stabiliser, state);
+      else if (!Base::resets(begin)) write_sum(&grad, decay_parts_ + begin * c_.heads + head, 1, splits_, c_.elements * c_.heads);
+      ((A*)c_.grad_initial_stabiliser)[state] = grad;
     }
-    if (c_.grad_initial_stabiliser) ((A*)c_.grad_initial_stabiliser)[state] = of_initial;
   }
-  A floor_of(A level) const {
-    V floor = splat<V>(Base::log_floor(level));
-    exp<A, 1>(&floor);
-    return floor[0];
-  }
-  // The gradient of the first log_decay before that of the stabiliser was added.
-  A first_decay(int64_t at) const {
-    A sum = 0;
-    for (int64_t split = 0; split < splits_; split++) sum += decay_parts_[split * c_.elements * c_.heads + at];
-    return sum;
-  }
-  A less_final_states(A grad, int64_t state) const {
+  // The gradient of a stabiliser after the last step.
+  A of_last_level(int64_t state) const {
+    A grad = Base::number(c_.grad_final_stabiliser, state);
     if (c_.grad_final) grad -= dot((const A*)c_.grad_final, (const A*)c_.final, state * Base::state_size(), Base::state_size());
     if (c_.grad_final_normaliser)
       grad -= dot((const A*)c_.grad_final_normaliser, (const A*)c_.final_normaliser, state * c_.key_size, c_.key_size);

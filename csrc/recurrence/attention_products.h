@@ -95,15 +95,19 @@ template <class S> class AttentionBackward<S>::Products : Task {
     readers_[0] = reader(q_, grad_q_);
     if (c_.delta) readers_[1] = reader(k_, grad_k_);
     state_ = take(columns_ * keys_), after_columns_ = take(columns_ * keys_);
-    afters_ = take((end_head_ - first_head_) * columns_ * keys_);
+    afters_ = take((end_head_ - first_head_) * columns_ * keys_), levels_ = take(end_head_ - first_head_);
   }
   static int64_t numbers(const AttentionBackward& l) {
     const int64_t values = whole(l.most_blocks() * columns + 1);
-    return Task::numbers(l) + border * (2 * l.padded_ + 6 * values + 8 * border) + values * l.padded_ * (2 + l.most_heads());
+    return Task::numbers(l) + border * (2 * l.padded_ + 6 * values + 8 * border) + values * l.padded_ * (2 + l.most_heads()) +
+           whole_vectors<A>(l.most_heads());
   }
 
   void run() {
-    each_head([&](int64_t head, A* after) { read(after, state_of(head, c_.grad_final, c_.grad_final_normaliser), 0, keys_); });
+    each_head([&](int64_t head, A* after) {
+      read(after, state_of(head, c_.grad_final, c_.grad_final_normaliser), 0, keys_);
+      if (has_normaliser_) levels_[head - first_head_] = l_.of_last_level(b_ * c_.heads + head);
+    });
     has_after_ = c_.grad_final || c_.grad_final_normaliser;
     for (int64_t end = length_; end > 0; end = first_ - begin_) {
       const int64_t least = (end - 1) / border * border;
@@ -127,7 +131,8 @@ template <class S> class AttentionBackward<S>::Products : Task {
     A *grad, *o, *scores, *weights, *errors;
   };
   Reader readers_[2];  // q; with the delta rule k
-  A passed_[border], from_state_[border], from_after_[border];
+  A* levels_;  // gradients of the stabilisers of heads after the span
+  A passed_[border], from_state_[border], from_after_[border], of_levels_[border];
 
   static int64_t whole(int64_t columns) { return (whole_vectors<A>(columns) + rows_at_once - 1) / rows_at_once * rows_at_once; }
   template <class Visit> void each_head(Visit&& visit) const {
@@ -188,12 +193,10 @@ template <class S> class AttentionBackward<S>::Products : Task {
   }
 
   void run_head(int64_t head, int64_t from, A* after) {
-    const int64_t at = first_ * c_.heads + head;
-    A level = 0;
-    if (c_.log_gain) level = from == 0 ? l_.number(c_.initial_stabiliser, b_ * c_.heads + head) : ((const A*)c_.levels)[at - c_.heads];
+    A level = c_.log_gain ? level_before(first_, head) : 0;
     l_.find_factors(factors_, first_, count_, head, level);
     read_columns(head);
-    const void* const arrays[] = {c_.v, c_.grad_output, c_.grad_v};
+    const void* const arrays[] = {c_.v, c_.grad_output, c_.grad_v, has_normaliser_ ? c_.output : nullptr};
     for (const void* array : arrays) fetch_before(array, c_.heads * c_.value_size, head * c_.value_size + first_column_, values_);
     if (first_ - border > begin_)
       fetch_rows<A>(l_.border_at(b_, first_ - border, head), first_column_, c_.value_size, c_.key_size, values_);
@@ -208,6 +211,7 @@ template <class S> class AttentionBackward<S>::Products : Task {
     memset((void*)from_state_, 0, sizeof from_state_);
     each_reader([&](const Reader& reader) { find_queries(reader); });
     find_decays(head);
+    if (has_normaliser_) add_levels(head);
     if (is_reset_) memset((void*)after, 0, columns_ * keys_ * sizeof(A));
     else if (from > 0 || c_.grad_initial || c_.grad_initial_normaliser) pass(after);
   }
@@ -219,7 +223,7 @@ template <class S> class AttentionBackward<S>::Products : Task {
   }
   template <class T> void fetch_rows(const void* array, int64_t at, int64_t stride, int64_t rows, int64_t count) const {
     for (int64_t row = 0; row < rows; row++)
-      for (int64_t i = 0; i < count; i += 64 / sizeof(T)) fetch<T>(array, at + row * stride + i);
+      for (int64_t i = 0; i < count; i += 64 / sizeof(T)) fetch<T, true>(array, at + row * stride + i);
   }
 
   // v, v times its gain, and gradients of outputs before the division and the scale; the columns of a normaliser get ones.
@@ -238,7 +242,9 @@ template <class S> class AttentionBackward<S>::Products : Task {
       raw[values_] = 1, v[values_] = factors_.gain[t];
       const A read = ((const A*)c_.reads)[row], size = read < 0 ? -read : read;
       const bool divides = size > factors_.floor[t] || size != size;
-      if (divides) o[values_] = -(read < 0 ? -factor : factor) * l_.product_of_outputs(row);
+      const A product = l_.product_of_outputs(row);
+      of_levels_[t] = product * ((A)c_.eps / divisor);
+      if (divides) o[values_] = -(read < 0 ? -factor : factor) * product;
     }
   }
 
@@ -393,6 +399,23 @@ template <class S> class AttentionBackward<S>::Products : Task {
       }
       entering += from_state_[t];
       l_.decay_parts_[part_of(t, head)] = sum_of(inside) + entering + leaving[t];
+    }
+  }
+
+  A level_before(int64_t row, int64_t head) const {
+    return row > begin_ ? ((const A*)c_.levels)[(row - 1) * c_.heads + head] : l_.number(c_.initial_stabiliser, b_ * c_.heads + head);
+  }
+  // The gradients of the stabiliser, which without eps would be zeros: a factor of the states and of the divisor would
+  // cancel. They go to the larger one of the two numbers of which it is the maximum.
+  void add_levels(int64_t head) {
+    A& grad = levels_[head - first_head_];
+    for (int t = count_ - 1; t >= 0; t--) {
+      const int64_t row = first_ + t;
+      const auto levels = l_.levels_of(row, head, level_before(row, head));
+      const bool stays = levels.before == levels.after;
+      grad -= of_levels_[t];
+      (stays ? l_.decay_parts_ : l_.gain_parts_)[part_of(t, head)] += grad;
+      if (!stays || l_.resets(row)) grad = 0;
     }
   }
 };

@@ -21,9 +21,10 @@ template <class A, class Step> RAGLANE_INLINE void in_vectors(int64_t count, Ste
   for (int64_t i = 0; i < count; i += Lanes<A>::width) step(i, lanes_of<A>(i, count));
 }
 
-// Bring a number to the caches before its use; it may be beyond the ends of its array, which may be null.
-template <class T> RAGLANE_INLINE void fetch(const void* array, int64_t index) {
-  __builtin_prefetch((const void*)((uintptr_t)array + (uintptr_t)index * sizeof(T)));
+// Bring a number to the caches before its use, long before it not to the nearest; it may be beyond the ends of its array, which
+// may be null.
+template <class T, bool EARLY = false> RAGLANE_INLINE void fetch(const void* array, int64_t index) {
+  __builtin_prefetch((const void*)((uintptr_t)array + (uintptr_t)index * sizeof(T)), 0, EARLY ? 2 : 3);
 }
 
 // Copy `count` numbers and zeros up to whole vectors, times a factor.

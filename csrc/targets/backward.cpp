@@ -1,5 +1,6 @@
 // The backward loop, the gradients after it, and the table of entries, for one instruction set; see
 // run.h.
+#include "elementwise/gated_norm.h"
 #include "gemm/call_gradients.h"
 #include "scan/backward.h"
 #include "scan/backward_rounds.h"
@@ -14,6 +15,7 @@ namespace raglane::RAGLANE_FAMILY {
 int32_t walk_and_gradients(const raglane_layer& layer, const Walk& walk);
 int32_t backward_in_rounds(const Call& call);
 int32_t outer(const raglane_outer& outer);
+int32_t gate_norm(const raglane_gated_norm& norm);
 int32_t scan(const SelectiveScan& call);
 int32_t scan_backward(const SelectiveScan& call);
 int32_t step_mamba(const raglane_mamba_step& step);
@@ -29,6 +31,7 @@ namespace raglane::RAGLANE_TARGET {
 using RAGLANE_FAMILY::attend;
 using RAGLANE_FAMILY::attend_backward;
 using RAGLANE_FAMILY::backward_in_rounds;
+using RAGLANE_FAMILY::gate_norm;
 using RAGLANE_FAMILY::outer;
 using RAGLANE_FAMILY::scan;
 using RAGLANE_FAMILY::scan_backward;
@@ -38,6 +41,9 @@ using RAGLANE_FAMILY::step_mamba;
 using RAGLANE_FAMILY::walk_and_gradients;
 #else
 int32_t outer(const raglane_outer& outer) { return outer_products(outer); }
+int32_t gate_norm(const raglane_gated_norm& norm) {
+  return norm.dtype == RAGLANE_FLOAT64 ? GatedNorm<double>(norm).run() : GatedNorm<float>(norm).run();
+}
 int32_t walk_and_gradients(const raglane_layer& layer, const Walk& walk) { return with_gradients(layer, walk); }
 int32_t backward_in_rounds(const Call& call) { return run<BackwardRounds>(call); }
 #endif
@@ -61,7 +67,7 @@ int32_t backward(const Call& call) {
   return call.rounds ? backward_in_rounds(call) : walk_and_gradients(*call.layer, walk_of<Call, run<BackwardScan>>(call));
 }
 extern const Kernels kernels = {forward,          backward, elementwise_forward, elementwise_backward, pack,
-                                elementwise_pack, program, program_pack, outer, scan, scan_backward,
+                                elementwise_pack, program, program_pack, outer, gate_norm, scan, scan_backward,
                                 step_mamba, step_attention, step_block, attend, attend_backward, apply,
                                 multiply_registers};
 }  // namespace raglane::RAGLANE_TARGET

@@ -47,6 +47,7 @@ struct Kernels {
   int32_t (*program)(const ProgramCall&);
   int32_t (*program_pack)(const ProgramCall&);
   int32_t (*outer)(const raglane_outer&);
+  int32_t (*gate_norm)(const raglane_gated_norm&);
   int32_t (*scan)(const SelectiveScan&);
   int32_t (*scan_backward)(const SelectiveScan&);
   int32_t (*step_mamba)(const raglane_mamba_step&);

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raglane._utils.derivatives import gradients_of, view_of
 from raglane._utils.operators import operator
-from raglane._utils.tracing import are_transformed, has_tangent, records_operators
+from raglane._utils.tracing import are_transformed, has_tangent, runs_at_once
 from raglane.kernels.cpu.recurrences import (
     ATTENTION,
     SELECTIVE_SCAN,
@@ -56,6 +56,8 @@ class Operator:
         self._steps = steps
         self._effect = effect
         self._options = len(options.split(","))
+        self._results = len(kernel.results)
+        self._saved = len(kernel.reread + kernel.saved)
         tensors = ", ".join(
             f"Tensor{'?' if tensor in optional.split() else ''} {tensor}"
             for tensor in kernel.tensors
@@ -74,12 +76,15 @@ class Operator:
         )(self._run_backward)
         self._forward.register_autograd(self._gradient, setup_context=self._save)
         self._backward.register_autograd(self._second_gradient, setup_context=self._save_for_second)
+        # The same without torch's dispatch of operators of Python, which takes 0.4 ms.
+        rules: Any = {"forward": self._run, "setup_context": self._save, "backward": self._gradient}
+        methods = {key: staticmethod(rules[key]) for key in rules}
+        self._function: Any = type(name, (torch.autograd.Function,), methods)
 
     def __call__(
         self, tensors: Tensors, offsets: Tensor, resets: Tensor | None, *options: Any
     ) -> tuple[Tensor, ...]:
         """Return the results of the recurrence."""
-        kernel = self._kernel
         values = tensors[0]
         call = RecurrenceCall(tensors, offsets, resets, options)
         if not values.is_cpu:
@@ -87,13 +92,13 @@ class Operator:
         is_supported = values.dtype in DTYPES and missing_kernels() is None
         if not is_supported or has_tangent(tensors) or are_transformed(tensors):
             return self.by_steps(call)
-        count = len(kernel.results)
         save = torch.is_grad_enabled() and any(
             tensor is not None and tensor.requires_grad for tensor in tensors
         )
-        if not save and not records_operators():
-            return tuple(kernel.forward(call, save)[:count])
-        return self._forward(*tensors, offsets, resets, *options, save)[:count]
+        args = *tensors, offsets, resets, *options, save
+        compute = self._function.apply if save else self._run
+        compute = compute if runs_at_once(values) else self._forward
+        return tuple(compute(*args)[: self._results])
 
     def by_steps(self, call: RecurrenceCall) -> tuple[Tensor, ...]:
         """Return the output and the final states in plain torch, step by step."""
@@ -127,9 +132,7 @@ class Operator:
         return tuple(self._kernel.outputs(*self._arguments(args)).values())
 
     def _parts_of_backward(self, args: Sequence[Any]) -> list[tuple[Any, ...]]:
-        kernel = self._kernel
-        saved = len(kernel.reread + kernel.saved)
-        return self._parts(args, saved, len(kernel.results), self._options, 1)
+        return self._parts(args, self._saved, self._results, self._options, 1)
 
     def _run_backward(self, *args: Any) -> list[Tensor]:
         tensors, (offsets, resets), saved, grads, options, (needed,) = self._parts_of_backward(args)
@@ -150,15 +153,15 @@ class Operator:
         ctx.save_for_backward(*tensors, *places, *saved)
 
     def _gradient(self, ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        kernel = self._kernel
-        upstream = [
-            None if grad is None else grad.contiguous() for grad in grads[: len(kernel.results)]
-        ]
-        results = self._backward(*ctx.saved_tensors, *upstream, *ctx.options, ctx.needed)
+        upstream = [None if grad is None else grad.contiguous() for grad in grads[: self._results]]
+        # Only the operator has second derivatives.
+        is_last = runs_at_once() and not torch.is_grad_enabled()
+        compute = self._run_backward if is_last else self._backward
+        results = compute(*ctx.saved_tensors, *upstream, *ctx.options, ctx.needed)
         gradients = [
             grad if is_needed else None for grad, is_needed in zip(results, ctx.needed, strict=True)
         ]
-        return *gradients, None, None, *[None] * (self._options + 1)
+        return *gradients, *[None] * (self._options + 3)
 
     def _save_for_second(self, ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:  # noqa: ARG002
         tensors, places, _, grads, ctx.options, (ctx.needed,) = self._parts_of_backward(inputs)
@@ -168,9 +171,7 @@ class Operator:
         """Compute second derivatives by autograd through the loop."""
         (weights,) = incoming
         again = torch.is_grad_enabled()
-        tensors, (offsets, resets), upstream = self._parts(
-            ctx.saved_tensors, len(self._kernel.results)
-        )
+        tensors, (offsets, resets), upstream = self._parts(ctx.saved_tensors, self._results)
         count = len(tensors)
         with torch.enable_grad():
             inputs = [view_of(tensor) for tensor in (*tensors, *upstream)]
@@ -181,9 +182,8 @@ class Operator:
             chosen = [index for index, is_needed in enumerate(ctx.needed) if is_needed]
             first = gradients_of(results, [inputs[index] for index in chosen], grads, True)
         second = gradients_of(first, inputs, [weights[index] for index in chosen], again)
-        unsaved = [None] * len(self._kernel.reread + self._kernel.saved)
-        rest = [None] * (self._options + 1)
-        return *second[:count], None, None, *unsaved, *second[count:], *rest
+        unsaved = [None] * (self._saved + 2)
+        return *second[:count], *unsaved, *second[count:], *[None] * (self._options + 1)
 
 
 scan_selectively = Operator(
