@@ -44,7 +44,7 @@ template <class A> class GatedNorm {
   };
   Norm norm_of(const A* y) const {
     V sum{}, squares{};
-    in_vectors<A>(c_.size, [&](int64_t i, int lanes) { sum = sum + load(y + i, lanes); });
+    if (c_.centred) in_vectors<A>(c_.size, [&](int64_t i, int lanes) { sum = sum + load(y + i, lanes); });
     const V mean = splat<V>(sum_of(sum) / (A)c_.size);
     in_vectors<A>(c_.size, [&](int64_t i, int lanes) {
       A ones[Lanes<A>::width];
@@ -55,13 +55,22 @@ template <class A> class GatedNorm {
     return {mean, splat<V>((A)1) / square_root(splat<V>(sum_of(squares) / (A)c_.size + (A)c_.eps))};
   }
 
+  // The factor of a gate, and its derivative.
+  struct Gate {
+    V factor, slope;
+  };
+  Gate gate_of(V x) const {
+    const V open = sigmoid<A>(x), slope = open - open * open;
+    return c_.silu ? Gate{x * open, fma(x, slope, open)} : Gate{open, slope};
+  }
+
   // A head at `at`, whose weights begin at `column`.
   void advance(int64_t at, int64_t column) const {
     const A *y = (const A*)c_.y + at, *gate = (const A*)c_.gate + at, *weight = (const A*)c_.weight + column;
     A* output = (A*)c_.output + at;
     const Norm norm = norm_of(y);
     in_vectors<A>(c_.size, [&](int64_t i, int lanes) {
-      store(output + i, norm(load(y + i, lanes)) * load(weight + i, lanes) * sigmoid<A>(load(gate + i, lanes)), lanes);
+      store(output + i, norm(load(y + i, lanes)) * load(weight + i, lanes) * gate_of(load(gate + i, lanes)).factor, lanes);
     });
   }
 
@@ -73,14 +82,15 @@ template <class A> class GatedNorm {
     const Norm norm = norm_of(y);
     V sum{}, along{};
     in_vectors<A>(c_.size, [&](int64_t i, int lanes) {
-      const V unit = norm(load(y + i, lanes)), open = sigmoid<A>(load(gate + i, lanes)), passed = load(grad + i, lanes) * open;
-      const V of_unit = passed * load(weight + i, lanes), product = of_unit * unit;
+      const Gate of = gate_of(load(gate + i, lanes));
+      const V unit = norm(load(y + i, lanes)), upstream = load(grad + i, lanes), passed = upstream * of.factor;
+      const V its_weight = load(weight + i, lanes), of_unit = passed * its_weight, product = of_unit * unit;
       store(of_weight + i, fma(passed, unit, load(of_weight + i, lanes)), lanes);
-      store(of_gate + i, product - product * open, lanes);
+      store(of_gate + i, upstream * unit * its_weight * of.slope, lanes);
       store(of_y + i, of_unit, lanes);
       sum = sum + of_unit, along = along + product;
     });
-    const V mean = splat<V>(sum_of(sum) / (A)c_.size), slope = splat<V>(sum_of(along) / (A)c_.size);
+    const V mean = splat<V>(c_.centred ? sum_of(sum) / (A)c_.size : 0), slope = splat<V>(sum_of(along) / (A)c_.size);
     in_vectors<A>(c_.size, [&](int64_t i, int lanes) {
       const V unit = norm(load(y + i, lanes));
       store(of_y + i, norm.inverse * (load(of_y + i, lanes) - mean - unit * slope), lanes);

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane.kernels.cpu.gated_norm import GatedNorm
 from raglane.kernels.cpu.steps import AttentionStep
 from raglane.nn.mixers.plain import has_hooks
 from raglane.nn.mixers.row_functions import unit
@@ -142,8 +143,6 @@ def _normed(norm: Any, y: Tensor, gate: Tensor) -> Tensor:
     if has_hooks(norm) or not type(norm).__name__.startswith("Qwen3") or norm.activation != "silu":
         result: Tensor = norm(y.to(gate.dtype).flatten(0, 1), gate.flatten(0, 1))
         return result.unflatten(0, y.shape[:2])
-    size = y.shape[2]
-    # The root of the mean of squares is that of their sum by that of the size.
-    weight = norm.weight.to(y.dtype) * size**0.5
-    y = unit(y, size * norm.variance_epsilon) * weight
-    return (y * F.silu(gate.to(y.dtype))).to(gate.dtype)
+    _, heads, _ = y.shape
+    gated = GatedNorm(heads, norm.variance_epsilon, is_silu=True)
+    return gated(y.flatten(1), gate.flatten(1), norm.weight.repeat(heads)).view_as(gate)

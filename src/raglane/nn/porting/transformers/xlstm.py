@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from raglane.kernels.cpu.gated_norm import gated_norm
+from raglane.kernels.cpu.gated_norm import GatedNorm
 from raglane.nn.mixers.plain import has_hooks
 from raglane.nn.porting.transformers.base import Mixer
 from raglane.nn.porting.transformers.layout import layout_of
@@ -105,5 +105,6 @@ def _gated(layer: Any, y: Tensor, gate: Tensor) -> Tensor:
     if not is_plain or has_hooks(norm) or has_hooks(act):
         result: Tensor = act(gate) * norm(y.unflatten(0, gate.shape[:2]))
         return result
-    output = gated_norm(y, gate.flatten(0, 1), norm.weight, norm.eps).view_as(gate)
+    gated = GatedNorm(y.shape[1], norm.eps, is_centred=True)
+    output = gated(y.flatten(1), gate.flatten(0, 1), norm.weight).view_as(gate)
     return output if norm.bias is None else output + act(gate) * norm.bias
