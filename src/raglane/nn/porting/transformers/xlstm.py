@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane.kernels.cpu.recurrences import wide
 from raglane.nn.mixers.plain import has_hooks
-from raglane.nn.porting.transformers.base import Mixer
+from raglane.nn.porting.transformers.base import Mixer, of_converted
 from raglane.nn.porting.transformers.layout import layout_of
 from raglane.nn.recurrences.recurrence_operator import attend
 
@@ -42,12 +43,10 @@ class XlstmBlock:
             sequences = call.numbers[:, begin : begin + x.shape[1]] - 1
         return super().__call__(x, state, sequences)  # type: ignore[misc]
 
+    @of_converted
     def forward(self, x: Tensor, state: Any = None, sequences: Any = None) -> Any:
         """Return the outputs, and the states."""
         block: Any = self
-        owner: Any = self
-        if not isinstance(owner, XlstmBlock):  # as in Mixer.forward
-            return type(block).forward(block, x, state)
         mixed, state = block.mlstm_layer(block.norm_mlstm(x), state, sequences)
         x = x + mixed
         return x + block.ffn(block.norm_ffn(x)), state
@@ -64,41 +63,36 @@ class XlstmMixer(Mixer):
         """Keep the numbers of a call of the model, or forget them."""
         _call.set(None if numbers is None else _Call(numbers, {}))
 
-    def forward(self, x: Tensor, state: Any = None, sequences: Any = None) -> Any:  # type: ignore[override]
+    @of_converted
+    def forward(self, x: Tensor, state: Any = None, sequences: Any = None) -> Any:
         """Return the outputs ``(B, T, D)``, and the states."""
-        layer: Any = self
-        owner: Any = self
-        if not isinstance(owner, Mixer):  # as in Mixer.forward
-            return type(layer).forward(layer, x, state)
         layout = layout_of(x, sequences, None)
         rows = layout.rows(x)
         q, k, v, gate, log_gain, forget = self._project(rows)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        heads = layer.config.num_heads
+        heads = self.config.num_heads
         q, k, v = [each.flatten(0, 1).unflatten(1, (heads, -1)) for each in (q, k, v)]
-        log_gain, forget = [each.flatten(0, 1).to(wide) for each in (log_gain, forget)]
+        log_gain, forget = [wide(each.flatten(0, 1)) for each in (log_gain, forget)]
         initial: list[Any] = [None] * 3
         if state is not None:
             # Copies where they are saved for backward, because the cache changes in place.
             is_saved = torch.is_grad_enabled()
-            initial = [layout.states(each.to(wide, copy=is_saved)) for each in state]
+            initial = [layout.states(each.to(forget.dtype, copy=is_saved)) for each in state]
             initial[2] = initial[2].squeeze(2)
         tensors = (q, k, v, F.logsigmoid(forget), None, log_gain, *initial)
         scale = q.shape[2] ** -0.5
         y, *final = attend(
-            tensors, layout.offsets, layout.resets, scale, False, float(layer.config.eps)
+            tensors, layout.offsets, layout.resets, scale, False, float(self.config.eps)
         )
-        y = _normed(layer.multihead_norm, y.unflatten(0, rows.shape[:2]))
-        output = layer.out_proj(layer.ogate_act_fn(gate) * y)
+        y = _normed(self.multihead_norm, y.unflatten(0, rows.shape[:2]))
+        output = self.out_proj(self.ogate_act_fn(gate) * y)
         final = [each[: x.shape[0]] for each in final]
         return layout.batch(output), (final[0], final[1], final[2].unsqueeze(2))
 
     def _project(self, rows: Tensor) -> tuple[Tensor, ...]:
         """Return queries, keys, values, the output gate, and the gates, as logarithms."""
-        layer: Any = self
-        cap = layer.config.gate_soft_cap
+        cap = self.config.gate_soft_cap
         names = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")
-        *parts, gain, forget = [getattr(layer, name)(rows) for name in names]
+        *parts, gain, forget = [getattr(self, name)(rows) for name in names]
         if cap is not None:
             gain, forget = [cap * torch.tanh(each / cap) for each in (gain, forget)]
         return *parts, gain, forget
@@ -113,7 +107,7 @@ def _normed(norm: Any, y: Tensor) -> Tensor:
     if has_hooks(norm) or type(norm).__name__ != "xLSTMMultiHeadLayerNorm":
         result: Tensor = norm(y)
         return result
-    wide = y.float() if norm.force_float32_reductions else y
-    flat = F.layer_norm(wide, wide.shape[-1:], eps=norm.eps).to(y.dtype).flatten(2)
+    exact = y.float() if norm.force_float32_reductions else y
+    flat = F.layer_norm(exact, exact.shape[-1:], eps=norm.eps).to(y.dtype).flatten(2)
     flat = flat if norm.weight is None else flat * norm.weight
     return flat if norm.bias is None else flat + norm.bias
