@@ -19,7 +19,6 @@ from raglane._utils.tracing import are_transformed, has_tangent, records_operato
 from raglane.kernels.cpu.programs import outer_products, times
 from raglane.native.library import DTYPES, library, missing_kernels
 
-
 Derivative = Callable[[Tensor], Tensor]
 
 
