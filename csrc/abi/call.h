@@ -89,12 +89,13 @@ struct Walk {
 // 1/32 of all.
 inline constexpr int border = 32;
 
-// A checked call of the selective scan, divided into groups of sequences as an element-wise one.
-struct SelectiveScan {
-  const raglane_selective_scan* scan;
+// A checked call of a recurrence, divided into groups of sequences as an element-wise one.
+template <class Call> struct GroupedCall {
+  const Call* call;
   const Group* group;
   int64_t groups;
 };
+using SelectiveScan = GroupedCall<raglane_selective_scan>;
 
 // A checked call of linear attention.
 struct LinearAttention {

@@ -53,6 +53,8 @@ RAGLANE_ADD_FIELDS(raglane_alignment, RAGLANE_ALIGNMENT_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_pairs, RAGLANE_PAIRS_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_selective_scan, RAGLANE_SELECTIVE_SCAN_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_attention, RAGLANE_ATTENTION_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_convolution, RAGLANE_CONVOLUTION_FIELDS)
+RAGLANE_ADD_FIELDS(raglane_rglru, RAGLANE_RGLRU_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_mamba_step, RAGLANE_MAMBA_STEP_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_attention_step, RAGLANE_ATTENTION_STEP_FIELDS)
 RAGLANE_ADD_FIELDS(raglane_row_operation, RAGLANE_ROW_OPERATION_FIELDS)
@@ -76,6 +78,7 @@ extern "C" const char* raglane_fields(int32_t number) try {
       described<raglane_gated_norm>("raglane_gated_norm"),
       described<raglane_selective_scan>("raglane_selective_scan"),
       described<raglane_attention>("raglane_attention"),
+      described<raglane_convolution>("raglane_convolution"), described<raglane_rglru>("raglane_rglru"),
       described<raglane_mamba_step>("raglane_mamba_step"),
       described<raglane_attention_step>("raglane_attention_step"),
       described<raglane_row_operation>("raglane_row_operation"),

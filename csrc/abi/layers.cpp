@@ -316,15 +316,23 @@ int32_t raglane_multiply_registers(int64_t isa, int64_t dtype, int64_t threads, 
   });
 }
 
-int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t function, const void* in, void* out, int64_t count,
-                      char* message, int64_t size) {
+int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t threads, int64_t function, const void* in,
+                      const void* factor, void* out, int64_t count, char* message, int64_t size) {
   return guarded(message, size, [&] {
+    at_least("threads", threads, 1);
     at_least("count", count, 0);
     if (count > 0) present("in", in), present("out", out);
-    int32_t status = kernels_of(isa, dtype).apply(dtype, function, in, out, count);
-    if (status != RAGLANE_OK)
+    if (dtype < RAGLANE_FLOAT32 || dtype > RAGLANE_FLOAT64 || function < RAGLANE_EXP || function > RAGLANE_SILU)
       fail("dtype and function must be a pair that exists, got %lld and %lld", (long long)dtype, (long long)function);
-    return status;
+    const Kernels& kernels = kernels_of(isa, dtype);
+    const int64_t vectors = (count + 63) / 64, bytes = dtype == RAGLANE_FLOAT64 ? 8 : 4;
+    constexpr double operations = 30;
+    raglane::on_threads((int)raglane::useful_threads(threads, operations * (double)count), [&](int thread, int of) {
+      const int64_t first = vectors * thread / of * 64, end = std::min(vectors * (thread + 1) / of * 64, count);
+      kernels.apply(dtype, function, (const char*)in + first * bytes, factor ? (const char*)factor + first * bytes : nullptr,
+                    (char*)out + first * bytes, end - first);
+    });
+    return RAGLANE_OK;
   });
 }
 }

@@ -39,7 +39,7 @@ extern "C" {
 #endif
 
 /* Incremented whenever a struct below changes; Python rejects a library of another version. */
-#define RAGLANE_ABI 24
+#define RAGLANE_ABI 25
 
 enum raglane_status { RAGLANE_OK = 0, RAGLANE_BAD_ARGUMENT = 1, RAGLANE_OUT_OF_MEMORY = 2 };
 /* RAGLANE_INT8: all numbers of the call are float, weights included. Weights are packed as int8, with a scale for each
@@ -56,7 +56,9 @@ enum raglane_function {
   RAGLANE_LOG1P = 5,
   RAGLANE_ERF = 6,
   RAGLANE_SQRT = 7,
-  RAGLANE_SOFTPLUS = 8
+  RAGLANE_SOFTPLUS = 8,
+  RAGLANE_GELU = 9, /* by tanh */
+  RAGLANE_SILU = 10
 };
 
 /* Division of the work, for tests. Results are bit-identical with any flags; with 0 the kernel chooses. */
@@ -479,6 +481,7 @@ RAGLANE_EXPORT int32_t raglane_soft_dtw_shares(const raglane_pairs* pairs, char*
 RAGLANE_EXPORT int32_t raglane_edits(const raglane_pairs* pairs, char* message, int64_t size);
 
 #include "recurrences.h"
+#include "channels.h"
 
 /* Up to this many elements, and numbers in the weights of a direction, raglane_backward computes the gradients of
  * values and weights in bfloat16 fastest. For more, a library that uses bfloat16 instructions is faster. */
@@ -513,10 +516,10 @@ RAGLANE_EXPORT int32_t raglane_own_threads(void);
  * memory. Each field of nested weights has its line, e.g. `weights[1].hidden`. Types: int64, double, pointer, char[24]. */
 RAGLANE_EXPORT const char* raglane_fields(int32_t number);
 
-/* out[i] = function(in[i]), real (count) both, float or double, by the functions of the cells; for tests. They may be
- * the same array. */
-RAGLANE_EXPORT int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t function, const void* in, void* out,
-                                     int64_t count, char* message, int64_t size);
+/* out[i] = function(in[i]) factor[i], real (count), float or double, by the functions of the cells. `factor` may be null
+ * for ones; arrays may be the same. */
+RAGLANE_EXPORT int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t threads, int64_t function, const void* in,
+                                     const void* factor, void* out, int64_t count, char* message, int64_t size);
 
 /* The peak for products: run on each of `threads` threads `rounds` times as many independent fused multiply-adds as
  * keep a core busy, only in registers; for bfloat16, the instruction of the products of `isa`. Writes to `operations`

@@ -1,22 +1,14 @@
 // Checks of the arguments of linear recurrences.
 #include <cmath>
 
-#include "abi/checks.h"
+#include "abi/grouped.h"
 
 namespace {
 
 using namespace raglane;
 
-constexpr int64_t most_width = 1 << 20, most_rows = int64_t(1) << 40;
 // Operations of an exponential function and what follows it.
 constexpr double scan_operations = 20;
-
-void between(const char* name, int64_t value, int64_t least, int64_t most) {
-  at_least(name, value, least);
-  if (value > most) fail("%s must be at most %lld, got %lld", name, (long long)most, (long long)value);
-}
-
-void check_size(const char* name, int64_t size) { between(name, size, 1, most_width); }
 
 void check_multiple(const char* name, int64_t value, const char* of, int64_t divisor) {
   if (value % divisor != 0)
@@ -29,17 +21,7 @@ void check_columns(const char* name, int64_t first, int64_t count, int64_t colum
     fail("%s must be from 0 to %lld, got %lld", name, (long long)(columns - count), (long long)first);
 }
 
-template <class Call> void check_head(const Call& call) {
-  if (call.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)call.abi);
-  if (call.dtype < RAGLANE_FLOAT32 || call.dtype > RAGLANE_BFLOAT16)
-    fail("dtype must be RAGLANE_FLOAT32, RAGLANE_FLOAT64 or RAGLANE_BFLOAT16, got %lld", (long long)call.dtype);
-  between("threads", call.threads, 1, most_threads);
-  between("sequences", call.sequences, 0, most_rows);
-  between("elements", call.elements, 0, most_rows);
-}
-
-void check(const raglane_selective_scan& call, bool backward) {
-  check_head(call);
+double check(const raglane_selective_scan& call, bool backward) {
   check_size("channels", call.channels);
   check_size("groups", call.groups);
   check_size("states", call.states);
@@ -52,22 +34,12 @@ void check(const raglane_selective_scan& call, bool backward) {
     if (backward && call.elements >= border) present("borders", call.borders);
   }
   if (!backward && call.sequences > 0) present("final", call.final);
+  return scan_operations * (backward ? 2 : 1) * (double)call.channels * (double)call.states;
 }
 
 int32_t scan(const raglane_selective_scan* given, bool backward, char* message, int64_t size) {
-  return guarded(message, size, [&] {
-    present("scan", given);
-    raglane_selective_scan mine = *given;
-    check(mine, backward);
-    const Kernels& kernels = kernels_of(mine.isa, mine.dtype);
-    std::vector<int64_t> offsets = checked_offsets(mine.offsets, mine.sequences, mine.elements);
-    mine.offsets = offsets.data();
-    const double each = scan_operations * (backward ? 2 : 1) * (double)mine.channels * (double)mine.states;
-    if (mine.flags == 0) mine.threads = useful_threads(mine.threads, each * (double)mine.elements);
-    std::vector<Group> groups = groups_of(mine.offsets, mine.sequences, mine.elements);
-    SelectiveScan call{&mine, groups.data(), (int64_t)groups.size()};
-    return (backward ? kernels.scan_backward : kernels.scan)(call);
-  });
+  const auto kernel = backward ? &Kernels::scan_backward : &Kernels::scan;
+  return run_grouped(given, [&](const auto& call) { return check(call, backward); }, kernel, message, size);
 }
 
 template <class Call> void check_sizes_of_heads(const Call& call) {

@@ -163,7 +163,7 @@ RAGLANE_EXPORT int32_t raglane_step_attention(const raglane_attention_step* step
  *               minus the mean
  *   attend      linear attention of q, k, v, log_decay and gain in a to e, with option 1 delta, with 2 log_gain in e; parts
  *               key heads and `extent` heads, keys of `size`; scale low and eps high; its three states
- *   decay       the RG-LRU of gates a and b and input c: d = max(a weight, low); f = sqrt(1 - exp(-2 d)), 1 before the first
+ *   decay       the RG-LRU of gates a and b and input c: d = a weight; f = sqrt(1 - exp(-2 d)), 1 before the first
  *               element; h = exp(-d) h + b c f; the state h and second (B), 0 before the first element and 1 after it
  * States (B, ...) are read, and written to other memory. */
 enum raglane_row_kind {

@@ -1,6 +1,7 @@
 // One step of a block, operation by operation; recurrences.h has their equations.
 #pragma once
 
+#include "elementwise/channels.h"
 #include "recurrence/attention_forward.h"
 #include "recurrence/step.h"
 
@@ -88,10 +89,7 @@ template <class A> class BlockStep {
     switch (o.option) {
       case RAGLANE_ROW_SIGMOID: return sigmoid<A>(x);
       case RAGLANE_ROW_SILU: return silu<A>(x);
-      case RAGLANE_ROW_GELU: {
-        const V inner = (A)0.7978845608028654 * (x + (A)0.044715 * x * x * x);
-        return (A)0.5 * x * ((A)1 + tanh<A>(inner));
-      }
+      case RAGLANE_ROW_GELU: return gelu<A>(x);
       case RAGLANE_ROW_SOFTPLUS: return softplus<A>(x);
       case RAGLANE_ROW_LOG_SIGMOID: return -softplus<A>(-x);
       case RAGLANE_ROW_CLAMP: return at_most((A)o.high, at_least((A)o.low, x));
@@ -153,17 +151,11 @@ template <class A> class BlockStep {
 
   void decay(const Operation& o, int64_t row) const {
     const V fresh = splat<V>((A)1 - ((const A*)o.second)[row]);
-    const Rate<A> rate = rate_of<A>(splat<V>((A)-1));
     ((A*)o.next_second)[row] = 1;
     in_vectors<A>(o.count, [&](int64_t i, int lanes) {
-      const V d = at_least((A)o.low, load(at(row, o.a) + i, lanes) * load((const A*)o.weight + i, lanes));
-      V lost = (A)-2 * d;
-      expm1<A, 1>(&lost);
-      const V root = square_root(-lost), factor = root + fresh * ((A)1 - root);
-      const V written = load(at(row, o.c) + i, lanes) * load(at(row, o.b) + i, lanes) * factor;
-      V kept;
-      decays<A, 1>(&kept, &d, &rate);
-      const V h = d * (written / d) + kept * load((const A*)o.state + row * o.count + i, lanes);
+      const GatedDecay<A> decay(load(at(row, o.a) + i, lanes) * load((const A*)o.weight + i, lanes), fresh);
+      const V before = load((const A*)o.state + row * o.count + i, lanes);
+      const V h = decay.advance(before, load(at(row, o.c) + i, lanes), load(at(row, o.b) + i, lanes));
       store((A*)o.next + row * o.count + i, h, lanes);
       store(at(row, o.to) + i, h, lanes);
     });

@@ -14,7 +14,7 @@ template <class S> class SelectiveLoops {
   using A = typename Arithmetic<S>::type;
   using V = Vec<A>;
 
-  explicit SelectiveLoops(const SelectiveScan& call) : call_(call), c_(*call.scan) {
+  explicit SelectiveLoops(const SelectiveScan& call) : call_(call), c_(*call.call) {
     const int64_t groups = c_.groups, blocks = (per_group() + width - 1) / width;
     const int64_t wanted = (least_sets + groups - 1) / groups, needed = (blocks + most_blocks - 1) / most_blocks;
     sets_ = wanted > blocks ? blocks : wanted;

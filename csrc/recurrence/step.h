@@ -10,8 +10,6 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-template <class A> RAGLANE_INLINE Vec<A> silu(Vec<A> x) { return x * sigmoid<A>(x); }
-
 // Divide a row by the root of the sum of its squares / `parts` + eps, times a weight if there is one.
 template <class A> void normalise(A* to, const A* from, const void* weight, int64_t count, int64_t parts, double eps) {
   using V = Vec<A>;

@@ -169,6 +169,13 @@ template <class A> RAGLANE_INLINE Vec<A> tanh(Vec<A> x) {
   return x;
 }
 
+template <class A> RAGLANE_INLINE Vec<A> silu(Vec<A> x) { return x * sigmoid<A>(x); }
+// The Gaussian error linear unit, by tanh.
+template <class A> RAGLANE_INLINE Vec<A> gelu(Vec<A> x) {
+  const Vec<A> inner = (A)0.7978845608028654 * (x + (A)0.044715 * x * x * x);
+  return (A)0.5 * x * ((A)1 + tanh<A>(inner));
+}
+
 // exp(x) - 1
 template <class A, int N> RAGLANE_INLINE void expm1(Vec<A>* x) {
   using R = Reduction<A>;

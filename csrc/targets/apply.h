@@ -6,7 +6,7 @@
 
 namespace raglane::RAGLANE_TARGET {
 
-template <class A> int32_t apply_to(int64_t function, const A* in, A* out, int64_t count) {
+template <class A> void apply_to(int64_t function, const A* in, const A* factor, A* out, int64_t count) {
   for (int64_t i = 0; i < count; i += Lanes<A>::width) {
     int here = (int)(count - i < Lanes<A>::width ? count - i : Lanes<A>::width);
     Vec<A> x = load(in + i, here);
@@ -20,19 +20,17 @@ template <class A> int32_t apply_to(int64_t function, const A* in, A* out, int64
       case RAGLANE_ERF: x = erf<A>(x); break;
       case RAGLANE_SQRT: x = square_root(x); break;
       case RAGLANE_SOFTPLUS: x = softplus<A>(x); break;
-      default: return RAGLANE_BAD_ARGUMENT;
+      case RAGLANE_GELU: x = gelu<A>(x); break;
+      default: x = silu<A>(x);
     }
-    store(out + i, x, here);
+    store(out + i, factor ? x * load(factor + i, here) : x, here);
   }
-  return RAGLANE_OK;
 }
 
-inline int32_t apply(int64_t dtype, int64_t function, const void* in, void* out, int64_t count) {
-  switch (dtype) {
-    case RAGLANE_FLOAT32: return apply_to<float>(function, (const float*)in, (float*)out, count);
-    case RAGLANE_FLOAT64: return apply_to<double>(function, (const double*)in, (double*)out, count);
-  }
-  return RAGLANE_BAD_ARGUMENT;
+inline void apply(int64_t dtype, int64_t function, const void* in, const void* factor, void* out, int64_t count) {
+  if (dtype == RAGLANE_FLOAT64)
+    return apply_to<double>(function, (const double*)in, (const double*)factor, (double*)out, count);
+  apply_to<float>(function, (const float*)in, (const float*)factor, (float*)out, count);
 }
 
 }  // namespace raglane::RAGLANE_TARGET

@@ -16,6 +16,10 @@ int32_t walk_and_gradients(const raglane_layer& layer, const Walk& walk);
 int32_t backward_in_rounds(const Call& call);
 int32_t outer(const raglane_outer& outer);
 int32_t gate_norm(const raglane_gated_norm& norm);
+int32_t convolve(const GroupedCall<raglane_convolution>& call);
+int32_t convolve_backward(const GroupedCall<raglane_convolution>& call);
+int32_t accumulate(const GroupedCall<raglane_rglru>& call);
+int32_t accumulate_backward(const GroupedCall<raglane_rglru>& call);
 int32_t scan(const SelectiveScan& call);
 int32_t scan_backward(const SelectiveScan& call);
 int32_t step_mamba(const raglane_mamba_step& step);
@@ -28,9 +32,13 @@ int32_t attend_backward(const LinearAttention& call);
 
 namespace raglane::RAGLANE_TARGET {
 #if defined(RAGLANE_FAMILY)
+using RAGLANE_FAMILY::accumulate;
+using RAGLANE_FAMILY::accumulate_backward;
 using RAGLANE_FAMILY::attend;
 using RAGLANE_FAMILY::attend_backward;
 using RAGLANE_FAMILY::backward_in_rounds;
+using RAGLANE_FAMILY::convolve;
+using RAGLANE_FAMILY::convolve_backward;
 using RAGLANE_FAMILY::gate_norm;
 using RAGLANE_FAMILY::outer;
 using RAGLANE_FAMILY::scan;
@@ -48,6 +56,10 @@ int32_t walk_and_gradients(const raglane_layer& layer, const Walk& walk) { retur
 int32_t backward_in_rounds(const Call& call) { return run<BackwardRounds>(call); }
 #endif
 #if !defined(RAGLANE_FAMILY)
+int32_t convolve(const GroupedCall<raglane_convolution>& call);
+int32_t convolve_backward(const GroupedCall<raglane_convolution>& call);
+int32_t accumulate(const GroupedCall<raglane_rglru>& call);
+int32_t accumulate_backward(const GroupedCall<raglane_rglru>& call);
 int32_t scan(const SelectiveScan& call);
 int32_t scan_backward(const SelectiveScan& call);
 int32_t step_mamba(const raglane_mamba_step& step);
@@ -68,6 +80,7 @@ int32_t backward(const Call& call) {
 }
 extern const Kernels kernels = {forward,          backward, elementwise_forward, elementwise_backward, pack,
                                 elementwise_pack, program, program_pack, outer, gate_norm, scan, scan_backward,
+                                convolve, convolve_backward, accumulate, accumulate_backward,
                                 step_mamba, step_attention, step_block, attend, attend_backward, apply,
                                 multiply_registers};
 }  // namespace raglane::RAGLANE_TARGET

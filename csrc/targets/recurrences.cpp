@@ -2,6 +2,7 @@
 #if !defined(RAGLANE_TARGET)
 #error "compiled once per instruction set"
 #endif
+#include "elementwise/channels.h"
 #include "recurrence/attention_forward.h"
 #include "recurrence/attention_products.h"
 #include "recurrence/block_step.h"
@@ -23,10 +24,22 @@ template <class Call, class Run> int32_t with_dtype(int64_t dtype, const Call& c
 }  // namespace
 
 int32_t scan(const SelectiveScan& call) {
-  return with_dtype(call.scan->dtype, call, []<class S>(const auto& c) { return SelectiveLoops<S>(c).forward(); });
+  return with_dtype(call.call->dtype, call, []<class S>(const auto& c) { return SelectiveLoops<S>(c).forward(); });
 }
 int32_t scan_backward(const SelectiveScan& call) {
-  return with_dtype(call.scan->dtype, call, []<class S>(const auto& c) { return SelectiveLoops<S>(c).backward(); });
+  return with_dtype(call.call->dtype, call, []<class S>(const auto& c) { return SelectiveLoops<S>(c).backward(); });
+}
+int32_t convolve(const GroupedCall<raglane_convolution>& call) {
+  return with_dtype(call.call->dtype, call, []<class S>(const auto& c) { return ConvolutionLoops<S>(c).forward(); });
+}
+int32_t convolve_backward(const GroupedCall<raglane_convolution>& call) {
+  return with_dtype(call.call->dtype, call, []<class S>(const auto& c) { return ConvolutionLoops<S>(c).backward(); });
+}
+int32_t accumulate(const GroupedCall<raglane_rglru>& call) {
+  return with_dtype(call.call->dtype, call, []<class S>(const auto& c) { return RglruLoops<S>(c).forward(); });
+}
+int32_t accumulate_backward(const GroupedCall<raglane_rglru>& call) {
+  return with_dtype(call.call->dtype, call, []<class S>(const auto& c) { return RglruLoops<S>(c).backward(); });
 }
 int32_t step_mamba(const raglane_mamba_step& step) {
   return step.dtype == RAGLANE_FLOAT64 ? MambaStep<double>(step).run() : MambaStep<float>(step).run();

@@ -50,12 +50,16 @@ struct Kernels {
   int32_t (*gate_norm)(const raglane_gated_norm&);
   int32_t (*scan)(const SelectiveScan&);
   int32_t (*scan_backward)(const SelectiveScan&);
+  int32_t (*convolve)(const GroupedCall<raglane_convolution>&);
+  int32_t (*convolve_backward)(const GroupedCall<raglane_convolution>&);
+  int32_t (*accumulate)(const GroupedCall<raglane_rglru>&);
+  int32_t (*accumulate_backward)(const GroupedCall<raglane_rglru>&);
   int32_t (*step_mamba)(const raglane_mamba_step&);
   int32_t (*step_attention)(const raglane_attention_step&);
   int32_t (*step_block)(const raglane_block_step&);
   int32_t (*attend)(const LinearAttention&);
   int32_t (*attend_backward)(const LinearAttention&);
-  int32_t (*apply)(int64_t dtype, int64_t function, const void* in, void* out, int64_t count);
+  void (*apply)(int64_t dtype, int64_t function, const void* in, const void* factor, void* out, int64_t count);
   int64_t (*multiply_registers)(int64_t dtype, int64_t rounds);  // returns operations
 };
 // The same for int8 weights, only for inference.

@@ -68,6 +68,35 @@ struct DrawnRecurrence {
     compare(call, raglane_scan_selectively, raglane_scan_selectively_backward);
   }
 
+  void check_convolution() {
+    raglane_convolution call{};
+    begin(call);
+    const int64_t N = elements, E = 1 + below(random, 200), K = 1 + below(random, 6), R = K - 1 + below(random, 3);
+    call.channels = E, call.taps = K, call.kept = R, call.x = in(dtype, N * E), call.weight = in(sums, E * K);
+    call.bias = maybe_in(sums, E), call.initial = maybe_in(sums, sequences * R * E);
+    call.output = out(dtype, N * E), call.final = out(sums, sequences * R * E);
+    call.grad_output = maybe_in(dtype, N * E), call.grad_final = maybe_in(sums, sequences * R * E);
+    call.grad_x = maybe_out(dtype, N * E), call.grad_weight = maybe_out(sums, E * K), call.grad_bias = maybe_out(sums, E);
+    if (call.initial) call.grad_initial = maybe_out(sums, sequences * R * E);
+    compare(call, raglane_convolve, raglane_convolve_backward);
+  }
+
+  void check_rglru() {
+    raglane_rglru call{};
+    begin(call);
+    const int64_t N = elements, E = 1 + below(random, 200);
+    call.channels = E, call.x = in(dtype, N * E), call.entry = in(dtype, N * E), call.recurrent = in(dtype, N * E);
+    call.entry_bias = in(sums, E), call.recurrent_bias = in(sums, E), call.rates = in(sums, E);
+    call.fresh = maybe_in(sums, N), call.initial = maybe_in(sums, sequences * E);
+    call.output = out(dtype, N * E), call.final = out(sums, sequences * E), call.borders = out(sums, N / raglane_border() * E);
+    call.grad_output = maybe_in(dtype, N * E), call.grad_final = maybe_in(sums, sequences * E);
+    call.grad_x = maybe_out(dtype, N * E), call.grad_entry = maybe_out(dtype, N * E);
+    call.grad_recurrent = maybe_out(dtype, N * E), call.grad_entry_bias = maybe_out(sums, E);
+    call.grad_recurrent_bias = maybe_out(sums, E), call.grad_rates = maybe_out(sums, E);
+    call.grad_fresh = maybe_out(sums, N), call.grad_initial = maybe_out(sums, sequences * E);
+    compare(call, raglane_accumulate, raglane_accumulate_backward);
+  }
+
   void check_attention() {
     raglane_attention call{};
     begin(call);

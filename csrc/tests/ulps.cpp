@@ -72,7 +72,7 @@ std::vector<double> worst_of(int function, const std::vector<int64_t>& isas) {
         wanted[i] = truth(function, x[i]);
       }
       for (size_t s = 0; s < isas.size(); s++) {
-        if (raglane_apply(isas[s], RAGLANE_FLOAT32, function, x.data(), got.data(), block, nullptr, 0) != RAGLANE_OK)
+        if (raglane_apply(isas[s], RAGLANE_FLOAT32, 1, function, x.data(), nullptr, got.data(), block, nullptr, 0) != RAGLANE_OK)
           mine[s] = std::numeric_limits<double>::infinity();
         for (int64_t i = 0; i < block; i++) mine[s] = std::max(mine[s], error(got[i], wanted[i]));
       }

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from raglane.nn.recurrences import depthwise
-from raglane.nn.recurrences.depthwise import convolve_channels, last_elements, step_channels
+from raglane.kernels.cpu.recurrences import RecurrenceCall
+from raglane.nn.recurrences.depthwise import convolve_channels
 
 LENGTHS = [3, 0, 1, 7, 2, 0, 40, 1]
 E = 5
@@ -56,81 +56,94 @@ def _drawn(size: int, has_bias: bool, has_resets: bool, has_before: bool) -> lis
 OFFSETS = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])
 
 
-@pytest.mark.parametrize("is_graph", [False, True])
+def _run(by_gathering: bool, tensors: tuple[Any, ...], resets: Tensor | None, kept: int) -> Any:
+    if by_gathering:
+        return convolve_channels.by_chunks(RecurrenceCall(tensors, OFFSETS, resets, (kept,)))
+    return convolve_channels(tensors, OFFSETS, resets, kept)
+
+
+@pytest.mark.parametrize("by_gathering", [False, True])
 @pytest.mark.parametrize("has_before", [False, True])
 @pytest.mark.parametrize("has_resets", [False, True])
 @pytest.mark.parametrize(("size", "has_bias"), [(4, True), (2, False), (1, True)])
 def test_loop(
-    size: int,
-    has_bias: bool,
-    has_resets: bool,
-    has_before: bool,
-    is_graph: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    size: int, has_bias: bool, has_resets: bool, has_before: bool, by_gathering: bool
 ) -> None:
     values, weight, bias, resets, before = _drawn(size, has_bias, has_resets, has_before)
-    # Blocks of 16 rows, so that there are several.
-    monkeypatch.setattr(depthwise, "_BLOCK", 1)
-    monkeypatch.setattr(depthwise, "records_operators", lambda: is_graph)
     expected, lasts = _loop(values, weight, bias, LENGTHS, resets, before)
-    earlier = None if before is None else before[:, 1:]
-    output = convolve_channels(values, weight, bias, OFFSETS, resets, earlier)
-    final = last_elements(values, size, OFFSETS, resets, before)
-    torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(final, lasts, rtol=0, atol=1e-12)
     inputs = [each for each in (values, weight, bias, before) if each is not None]
-    upstream = [torch.randn_like(output), torch.randn_like(final)]
-    ours = torch.autograd.grad([output, final], inputs, upstream, allow_unused=True)
-    theirs = torch.autograd.grad([expected, lasts], inputs, upstream, allow_unused=True)
-    for gradient, exact in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(gradient, exact, rtol=0, atol=1e-12)
+    for kept in (size - 1, size):
+        earlier = None if before is None else before[:, size - kept :]
+        output, final = _run(by_gathering, (values, weight, bias, earlier), resets, kept)
+        torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(final, lasts[:, size - kept :], rtol=0, atol=1e-12)
+        upstream = [torch.randn_like(output), torch.randn_like(final)]
+        ours = torch.autograd.grad([output, final], inputs, upstream, allow_unused=True)
+        theirs = torch.autograd.grad(
+            [expected, lasts[:, size - kept :]],
+            inputs,
+            upstream,
+            allow_unused=True,
+            retain_graph=True,
+        )
+        for gradient, exact in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(gradient, exact, rtol=0, atol=1e-12)
 
 
 def test_second_derivatives() -> None:
     values, weight, bias, resets, before = _drawn(3, True, True, True)
 
-    def run(values: Tensor, weight: Tensor, bias: Tensor, before: Tensor) -> Tensor:
-        return convolve_channels(values, weight, bias, OFFSETS, resets, before[:, 1:])
+    def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+        return convolve_channels(tensors, OFFSETS, resets, 3)
 
-    assert torch.autograd.gradgradcheck(run, (values, weight, bias, before))
+    assert torch.autograd.gradgradcheck(run, (values, weight, bias, before), fast_mode=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_pieces_and_batches_have_the_same_bits(dtype: torch.dtype) -> None:
-    values = torch.randn(60, E).to(dtype)
-    weight = torch.randn(E, 4).to(dtype)
-    bias = torch.randn(E).to(dtype)
-    alone = convolve_channels(values, weight, bias, torch.tensor([0, 60]))
-    pieces = []
-    before = values.new_zeros(1, 4, E)
+@pytest.mark.parametrize("channels", [E, 200])
+def test_pieces_and_batches_have_the_same_bits(channels: int, dtype: torch.dtype) -> None:
+    values = torch.randn(60, channels).to(dtype)
+    weight, bias = torch.randn(channels, 4), torch.randn(channels)
+
+    def run(rows: Tensor, offsets: list[int], before: Tensor | None = None) -> tuple[Tensor, ...]:
+        return convolve_channels((rows, weight, bias, before), torch.tensor(offsets), None, 3)
+
+    alone, final = run(values, [0, 60])
+    pieces: list[Tensor] = []
+    before: Tensor | None = None
     for begin, end in ((0, 1), (1, 2), (2, 31), (31, 60)):
-        piece = values[begin:end]
-        offsets = torch.tensor([0, end - begin])
-        pieces.append(convolve_channels(piece, weight, bias, offsets, None, before[:, 1:]))
-        if end - begin == 1:
-            assert torch.equal(pieces[-1], step_channels(piece, weight, bias, before[:, 1:]))
-        before = last_elements(piece, 4, offsets, None, before)
+        piece, before = run(values[begin:end], [0, end - begin], before)
+        pieces.append(piece)
     assert torch.equal(alone, torch.cat(pieces))
-    joined = torch.cat([torch.randn(9, E).to(dtype), values, torch.randn(2, E).to(dtype)])
-    offsets = torch.tensor([0, 9, 69, 71])
-    assert torch.equal(convolve_channels(joined, weight, bias, offsets)[9:69], alone)
+    assert before is not None
+    assert torch.equal(final, before)
+    others = [torch.randn(size, channels).to(dtype) for size in (9, 2)]
+    joined, _ = run(torch.cat([others[0], values, others[1]]), [0, 9, 69, 71])
+    assert torch.equal(joined[9:69], alone)
 
 
-def test_a_nan_stays_in_its_sequence() -> None:
+@pytest.mark.parametrize("by_gathering", [False, True])
+def test_a_nan_stays_in_its_sequence(by_gathering: bool) -> None:
     values, weight, bias, _, _ = _drawn(4, True, False, False)
     spoiled = values.detach().clone()
     spoiled[3] = float("nan")  # the sequence of one element
     spoiled.requires_grad_()
-    output = convolve_channels(spoiled, weight, bias, OFFSETS)
+    output, final = _run(by_gathering, (spoiled, weight, bias, None), None, 3)
     (gradient,) = torch.autograd.grad(output[4:].sum(), spoiled)
     assert output[4:].isfinite().all()
     assert output[:3].isfinite().all()
+    assert final[3:].isfinite().all()
     assert gradient.isfinite().all()
 
 
-def test_no_elements() -> None:
-    values = torch.randn(0, E)
+@pytest.mark.parametrize("by_gathering", [False, True])
+def test_no_elements(by_gathering: bool) -> None:
     offsets = torch.zeros(3, dtype=torch.int64)
     before = torch.randn(2, 4, E)
-    assert convolve_channels(values, torch.randn(E, 4), None, offsets).shape == (0, E)
-    assert torch.equal(last_elements(values, 4, offsets, None, before), before)
+    tensors = (torch.randn(0, E), torch.randn(E, 4), None, before)
+    if by_gathering:
+        output, final = convolve_channels.by_chunks(RecurrenceCall(tensors, offsets, None, (4,)))
+    else:
+        output, final = convolve_channels(tensors, offsets, None, 4)
+    assert output.shape == (0, E)
+    assert torch.equal(final, before)

@@ -22,9 +22,8 @@ from every_layer import (
 )
 from raglane.errors import ArgumentError, DispatchError
 from raglane.kernels.cpu.prepared import PreparedProgram
-from raglane.kernels.cpu.steps import MambaStep, can_step, has_bits_of_sequences, run_block
+from raglane.kernels.cpu.steps import MambaStep, can_step, run_block
 from raglane.native import missing_kernels
-from raglane.nn.mixers import block as of_blocks
 from raglane.nn.mixers import step_table
 from raglane.nn.recurrent.layer import RecurrentLayer
 from raglane.serve import Engine
@@ -337,7 +336,7 @@ def test_a_step_of_a_block_is_one_call(
     name: str, width: int, size: int, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the bits of whole sequences, below another block too; not where modules have hooks."""
-    if not _can_step(torch.zeros(1, dtype=dtype)):
+    if not can_step(torch.zeros(1, dtype=dtype)):
         pytest.skip("the operators of steps are not built, or torch rounds otherwise")
     layer = _layer(name, 2, width=width, size=size, dtype=dtype)
     values = torch.randn(rows, 4, width, dtype=dtype)
@@ -368,7 +367,7 @@ def test_a_step_of_a_block_is_one_call(
 @torch.no_grad()
 def test_a_step_of_mamba_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one layer without its own checks; not where modules have hooks or torch rounds otherwise."""
-    if not _can_step(torch.zeros(1)):
+    if not can_step(torch.zeros(1)):
         pytest.skip("the operators of steps are not built, or torch rounds otherwise")
     layer = _layer("Mamba", dtype=torch.float32)
     rows = torch.randn(3, 2, D)
@@ -394,9 +393,6 @@ def test_a_step_of_mamba_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
         y, _ = layer.step(rows[0], state)
         hook.remove()
         torch.testing.assert_close(y, torch.stack([part[0] for part in expected]))
-    monkeypatch.setattr(of_blocks, "has_bits_of_sequences", lambda _: False)
-    layer.step(rows[0], state)
-    assert len(used) == 3
 
 
 @needs_kernels
@@ -418,7 +414,7 @@ def test_packed_weights_give_the_same_bits(
         expected, _ = layer.step(x_t, state)
         assert not used
         assert torch.equal(other.step(x_t, state)[0], expected)
-        is_one_call = dtype is torch.float32 and _can_step(x_t)
+        is_one_call = dtype is torch.float32 and can_step(x_t)
         assert (len(used) >= 2) is not is_one_call
         assert "its weights are packed" in str(rl.explain(other, x_t[None]))
         assert "packed" not in str(rl.explain(layer, x_t[None]))
@@ -435,11 +431,6 @@ def test_packed_weights_in_training() -> None:
     out, _ = layer(rl.Ragged([torch.randn(4, D, dtype=torch.float64)]))
     out.values.sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
-
-
-def _can_step(x: torch.Tensor) -> bool:
-    """Return True if a step is one call of the kernels, which must have the bits of torch."""
-    return can_step(x) and has_bits_of_sequences(x.dtype)
 
 
 def _noting(function: Callable[..., Any], used: list[int]) -> Callable[..., Any]:

@@ -29,7 +29,7 @@ from raglane._utils.messages import warn_caller
 from raglane._utils.tracing import constant_when_traced, refuse_jit_trace
 from raglane.errors import ArgumentError, MissingExtraError
 
-ABI = 24
+ABI = 25
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 """The numbers in ``raglane.h`` of the dtypes in which the kernels compute."""
 
@@ -38,7 +38,19 @@ _NUMBERS = {**DTYPES, torch.int8: 3}
 _FUNCTIONS = {
     name: number
     for number, name in enumerate(
-        ("exp", "tanh", "sigmoid", "expm1", "log", "log1p", "erf", "sqrt", "softplus")
+        (
+            "exp",
+            "tanh",
+            "sigmoid",
+            "expm1",
+            "log",
+            "log1p",
+            "erf",
+            "sqrt",
+            "softplus",
+            "gelu",
+            "silu",
+        )
     )
 }
 OK = 0
@@ -144,20 +156,25 @@ class Library:
         forked = forks.threads_before is not None and not self.own_threads
         return 1 if forked else asked or torch.get_num_threads()
 
-    def apply(self, function: str, values: Tensor) -> Tensor:
-        """Compute a ``raglane_function`` as cells do, of contiguous float32 or float64."""
-        if (
-            values.dtype not in (torch.float32, torch.float64)
-            or not values.is_contiguous()
-            or not values.is_cpu
-        ):
-            got = f"{values.dtype} on {values.device}, strides {values.stride()}"
-            raise ArgumentError(
-                "values", got, "contiguous float32 or float64 on the CPU", "convert them"
-            )
+    def apply(self, function: str, values: Tensor, factor: Tensor | None = None) -> Tensor:
+        """Compute a ``raglane_function`` as cells do, times a factor, of contiguous float32 or float64
+        of one shape.
+        """
+        for each in (values,) if factor is None else (values, factor):
+            is_right = each.dtype is values.dtype and each.shape == values.shape
+            if not (
+                is_right
+                and each.dtype in (torch.float32, torch.float64)
+                and each.is_contiguous()
+                and each.is_cpu
+            ):
+                got = f"{each.dtype} {tuple(each.shape)} on {each.device}, strides {each.stride()}"
+                rule = "contiguous float32 or float64 on the CPU"
+                raise ArgumentError("values", got, rule, "convert them")
         result = torch.empty_like(values)
-        head = self.numbers[self.isa], DTYPES[values.dtype], _FUNCTIONS[function]
-        call("raglane_apply", *head, values.data_ptr(), result.data_ptr(), values.numel())
+        head = self.numbers[self.isa], DTYPES[values.dtype], self.threads(), _FUNCTIONS[function]
+        by = None if factor is None else factor.data_ptr()
+        call("raglane_apply", *head, values.data_ptr(), by, result.data_ptr(), values.numel())
         return result
 
     def block(self, size_needed: int) -> ctypes.Array[ctypes.c_char] | None:
@@ -331,6 +348,7 @@ def _declare(handle: ctypes.CDLL) -> None:
         "scatter",
         "run_program",
         "outer_products",
+        "gate_norm",
         "product",
         "align",
     ):
@@ -342,6 +360,10 @@ def _declare(handle: ctypes.CDLL) -> None:
         "scan_selectively_backward",
         "attend",
         "attend_backward",
+        "convolve",
+        "convolve_backward",
+        "accumulate",
+        "accumulate_backward",
     ):
         getattr(handle, f"raglane_{name}").argtypes = [text, text, integer]
     handle.raglane_border.restype = integer
@@ -362,16 +384,7 @@ def _declare(handle: ctypes.CDLL) -> None:
         integer,
     ]
     handle.raglane_take_prefixes.argtypes = [pointer, pointer, pointer, text, integer]
-    handle.raglane_apply.argtypes = [
-        integer,
-        integer,
-        integer,
-        pointer,
-        pointer,
-        integer,
-        text,
-        integer,
-    ]
+    handle.raglane_apply.argtypes = [*[integer] * 4, *[pointer] * 3, integer, text, integer]
     handle.raglane_multiply_registers.argtypes = [
         *[integer] * 4,
         ctypes.POINTER(integer),

@@ -39,6 +39,11 @@ def sums_of(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
+def wide(values: Tensor) -> Tensor:
+    """Return numbers in the dtype of sums and states."""
+    return values.to(sums_of(values.dtype))
+
+
 class Recurrence:
     """A kernel of ``csrc/recurrence``, forward and backward."""
 
@@ -283,5 +288,50 @@ class _Attention(Recurrence):
         return decay is not None and decay.dim() == 3, delta, scale, eps
 
 
+class _Convolution(Recurrence):
+    struct = "raglane_convolution"
+    function = "convolve"
+    tensors = ("x", "weight", "bias", "initial")
+    elements = ("x",)
+    results = ("output", "final")
+
+    def sizes(self, tensors: Tensors) -> tuple[int, ...]:
+        channels, taps = tensors[1].shape
+        return channels, taps
+
+    def shapes(self, tensors: Tensors, options: Options, count: int) -> dict[str, tuple[int, ...]]:
+        channels, taps = self.sizes(tensors)
+        rows = (tensors[0].shape[0], channels)
+        state = (count, options[0], channels)
+        weights = {"weight": (channels, taps), "bias": (channels,)}
+        return {"x": rows, **weights, "initial": state, "output": rows, "final": state}
+
+
+class _Rglru(Recurrence):
+    struct = "raglane_rglru"
+    function = "accumulate"
+    tensors = (
+        *("x", "entry", "recurrent", "entry_bias", "recurrent_bias", "rates"),
+        *("fresh", "initial"),
+    )
+    elements = ("x", "entry", "recurrent")
+    results = ("output", "final")
+    saved = ("borders",)
+
+    def sizes(self, tensors: Tensors) -> tuple[int, ...]:
+        return (tensors[0].shape[1],)
+
+    def shapes(self, tensors: Tensors, _: Options, count: int) -> dict[str, tuple[int, ...]]:
+        elements, channels = tensors[0].shape
+        rows: tuple[int, ...] = (elements, channels)
+        shapes = dict.fromkeys((*self.elements, "output"), rows)
+        shapes |= dict.fromkeys(("entry_bias", "recurrent_bias", "rates"), (channels,))
+        shapes |= dict.fromkeys(("initial", "final"), (count, channels))
+        borders = (elements // library.library().border, channels)
+        return {**shapes, "fresh": (elements,), "borders": borders}
+
+
 SELECTIVE_SCAN = _SelectiveScan()
 ATTENTION = _Attention()
+CONVOLUTION = _Convolution()
+RGLRU = _Rglru()

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from raglane._utils.tracing import runs_at_once
-from raglane.kernels.cpu.programs import times
 from raglane.native import library
 from raglane.native.library import missing_kernels
 
@@ -24,28 +23,6 @@ def can_step(x: Tensor) -> bool:
     if torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0:
         return False
     return runs_at_once(x) and missing_kernels() is None and _operator("step_mamba") is not None
-
-
-def has_bits_of_sequences(dtype: torch.dtype) -> bool:
-    """Return True if a step of a block by the kernels has the bits of whole sequences, whose
-    convolution torch computes.
-    """
-    return _rounds_as_torch(dtype, library.library().isa)
-
-
-@cache
-def _rounds_as_torch(dtype: torch.dtype, isa: str) -> bool:  # noqa: ARG001
-    """Return True if torch's multiply-adds round as often as those of the instruction set in use:
-    once, where the processor can.
-    """
-    bits = {torch.float32: 12, torch.float64: 27}[dtype]
-    factor = 1 + 2.0**-bits
-    term = -(1 + 2.0 ** (1 - bits))  # minus the rounded square, so that the fused sum is not 0
-    rows = torch.tensor([[term, factor]], dtype=dtype)
-    kernels = times(rows, torch.tensor([[[1.0, factor]]], dtype=dtype))
-    filled = [torch.full((67,), number, dtype=dtype) for number in (term, factor)]
-    ours = torch.addcmul(filled[0], filled[1], filled[1])
-    return bool((ours == kernels).all())
 
 
 @cache

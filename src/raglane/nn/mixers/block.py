@@ -14,10 +14,10 @@ from raglane.cells.module import WholeCell
 from raglane.errors import ArgumentError
 from raglane.kernels import dispatch
 from raglane.kernels.cpu.layer import offsets_of_steps
-from raglane.kernels.cpu.steps import can_step, has_bits_of_sequences
+from raglane.kernels.cpu.steps import can_step
 from raglane.nn.mixers.plain import has_hooks
 from raglane.nn.mixers.step_table import forget, step_block
-from raglane.nn.mixers.ways import STEPS, Way, Whole, wide
+from raglane.nn.mixers.ways import STEPS, Way, Whole
 from raglane.nn.recurrent.any_cell import Recurrent
 from raglane.nn.recurrent.stack import Options
 
@@ -90,7 +90,7 @@ class RecurrentBlock(nn.Module):
         return self._mixed(values, states, Whole(offsets, values.shape[0]))
 
     def _mixed(self, x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
-        if way.is_one_step and can_step(x) and has_bits_of_sequences(x.dtype):
+        if way.is_one_step and can_step(x):
             stepped = self._stepped(x, states)
             if stepped is not None:
                 return stepped
@@ -228,11 +228,6 @@ def check_divides(name: str, count: int, whose: str, total: int) -> int:
 def convolution(channels: int, size: int, bias: bool, placed: Placed) -> nn.Conv1d:
     """Return the parameters of a convolution of each channel, with torch's names."""
     return nn.Conv1d(channels, channels, size, groups=channels, bias=bias, **placed)
-
-
-def decay_rates(logarithms: Tensor) -> Tensor:
-    """Return the factors of step sizes that give the logarithms of decays."""
-    return -wide(logarithms).exp()
 
 
 def draw_step_bias(bias: Tensor) -> None:

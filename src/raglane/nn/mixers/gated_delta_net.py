@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_eps
+from raglane.kernels.cpu.recurrences import wide
 from raglane.nn.mixers.block import (
     BlockLayer,
     LayerOptions,
@@ -17,10 +18,10 @@ from raglane.nn.mixers.block import (
     check_divides,
     check_optional_count,
     convolution,
-    decay_rates,
     head_size,
 )
-from raglane.nn.mixers.ways import AttentionArguments, Way, wide
+from raglane.nn.mixers.ways import AttentionArguments, Way
+from raglane.nn.recurrences.loops import decay_rates
 
 _EPS = 1e-6  # added to sums of squares of keys and queries
 

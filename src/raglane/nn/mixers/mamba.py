@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_flag
+from raglane.kernels.cpu.recurrences import wide
 from raglane.kernels.cpu.steps import MambaStep, parts_of_mamba
 from raglane.nn.mixers.block import (
     BlockLayer,
@@ -20,7 +21,8 @@ from raglane.nn.mixers.block import (
     draw_step_bias,
 )
 from raglane.nn.mixers.plain import are_products
-from raglane.nn.mixers.ways import Scan, Way, wide
+from raglane.nn.mixers.ways import Scan, Way
+from raglane.nn.recurrences.loops import decay_rates
 
 
 class MambaBlock(RecurrentBlock):
@@ -83,7 +85,7 @@ class MambaBlock(RecurrentBlock):
         parts = Scan(
             inner,
             way.product(dt, self.dt_proj.weight),
-            -wide(self.A_log).exp(),
+            decay_rates(self.A_log),
             of_b.unsqueeze(1),
             of_c.unsqueeze(1),
             wide(self.D),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_count, check_eps, check_flag
+from raglane.kernels.cpu.recurrences import wide
 from raglane.nn.mixers.block import (
     BlockLayer,
     LayerOptions,
@@ -16,12 +17,12 @@ from raglane.nn.mixers.block import (
     States,
     check_divides,
     convolution,
-    decay_rates,
     draw_step_bias,
     head_size,
 )
-from raglane.nn.mixers.ways import AttentionArguments, Limits, Way, wide
+from raglane.nn.mixers.ways import AttentionArguments, Limits, Way
 from raglane.nn.recurrences.arguments import check_limits
+from raglane.nn.recurrences.loops import decay_rates
 
 
 class Mamba2Block(RecurrentBlock):

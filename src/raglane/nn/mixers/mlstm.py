@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_eps, check_flag
+from raglane.kernels.cpu.recurrences import wide
 from raglane.nn.mixers.block import (
     BlockLayer,
     LayerOptions,
@@ -18,7 +19,7 @@ from raglane.nn.mixers.block import (
     check_optional_count,
     head_size,
 )
-from raglane.nn.mixers.ways import AttentionArguments, Way, wide
+from raglane.nn.mixers.ways import AttentionArguments, Way
 
 _CAP = 15.0  # of the arguments of both gates
 _EPS = 1e-6  # added to the divisor of the recurrence

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from raglane._utils.checks import check_count
+from raglane.kernels.cpu.recurrences import wide
 from raglane.nn.mixers.block import (
     BlockLayer,
     LayerOptions,
@@ -19,15 +20,8 @@ from raglane.nn.mixers.block import (
     convolution,
     head_size,
 )
-from raglane.nn.mixers.ways import Decay, Way, wide
-
-_RATE = 8.0  # the constant c of the paper
-
-
-def _rates(parameter: Tensor) -> Tensor:
-    """Return minus the logarithms of the decays of open gates."""
-    numbers = wide(parameter)
-    return _RATE * torch.logaddexp(numbers, numbers.new_zeros(()))
+from raglane.nn.mixers.gated_decay import rates_of
+from raglane.nn.mixers.ways import Decay, Way
 
 
 class _Gates(nn.Module):
@@ -55,12 +49,24 @@ class _Gates(nn.Module):
         decays = nn.init.uniform_(self.recurrent_param, 0.9**2, 0.999**2)
         decays.log_().mul_(-0.5).expm1_().log_()
 
-    def gate(self, name: str, values: Tensor, way: Way) -> Tensor:
-        """Return a gate of rows ``(R, width)``."""
-        weight: Tensor = getattr(self, f"{name}_gate_weight")
-        bias: Tensor = getattr(self, f"{name}_gate_bias")
-        arguments = way.product(values, weight, is_turned=True)
-        return way.sigmoid(way.shifted(arguments, way.derived(torch.flatten, bias)))
+
+def decay_of(gates: Any, x: Tensor, way: Way) -> Decay:
+    """Return the arguments of the recurrence of rows ``(R, width)``, by parameters with the names of
+    transformers.
+    """
+    return Decay(
+        x,
+        way.product(x, gates.input_gate_weight, is_turned=True),
+        way.product(x, gates.recurrent_gate_weight, is_turned=True),
+        way.derived(_for_row, gates.input_gate_bias),
+        way.derived(_for_row, gates.recurrent_gate_bias),
+        way.derived(rates_of, gates.recurrent_param),
+    )
+
+
+def _for_row(bias: Tensor) -> Tensor:
+    """Return the bias of all heads."""
+    return wide(bias).flatten()
 
 
 class RGLRUBlock(RecurrentBlock):
@@ -99,13 +105,7 @@ class RGLRUBlock(RecurrentBlock):
         """See :class:`RecurrentBlock`."""
         gate = way.gelu(way.linear(self.linear_y, x))
         inner, before = way.convolve(way.linear(self.linear_x, x), self.conv_1d, states[0])
-        parts = Decay(
-            self.rg_lru.gate("recurrent", inner, way),
-            self.rg_lru.gate("input", inner, way),
-            inner,
-            way.derived(_rates, self.rg_lru.recurrent_param),
-        )
-        h, after = way.decay(parts, (states[1], states[2]))
+        h, after = way.decay(decay_of(self.rg_lru, inner, way), (states[1], states[2]))
         return way.linear(self.linear_out, h * gate), (before, *after)
 
 

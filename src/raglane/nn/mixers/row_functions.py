@@ -7,6 +7,7 @@ kernels, so that a step in one call has their bits.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import Tensor
 from raglane._utils.tracing import are_transformed, has_tangent, records_operators
 from raglane.kernels.cpu.programs import outer_products, times
 from raglane.native.library import DTYPES, library, missing_kernels
+
+Derivative = Callable[[Tensor], Tensor]
 
 
 def _is_recorded(*parts: Tensor | None) -> bool:
@@ -93,179 +96,167 @@ def product(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return result
 
 
-class _Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, factors: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, factors)
-        return rows * factors
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        rows, factors = ctx.saved_tensors
-        return grad * factors, _column_sums(grad * rows)
-
-
 def sums(rows: Tensor) -> Tensor:
     """Return the sum of each row, ``(..., 1)`` of ``(..., P)``, in the order of its numbers."""
     ones = torch.ones((1, rows.shape[-1]), dtype=rows.dtype, device=rows.device)
     return product(rows.reshape(-1, rows.shape[-1]), ones).view(*rows.shape[:-1], 1)
 
 
-def scaled(rows: Tensor, factors: Tensor) -> Tensor:
-    """Return ``rows * factors`` for ``(N, E)`` and ``(E,)``."""
-    if _is_recorded(rows, factors):
-        return rows * factors
-    result: Tensor = _Scaled.apply(rows, factors)  # type: ignore[no-untyped-call]
+class _Repeated(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, parameter: Tensor, count: int) -> Tensor:
+        return parameter.expand(count, -1)
+
+    @staticmethod
+    def backward(_: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _column_sums(grad), None
+
+
+def _repeated(parameter: Tensor, rows: Tensor) -> Tensor:
+    """Return a parameter for each row, whose gradient is a sum in one order."""
+    if _is_recorded(rows, parameter):
+        return parameter
+    result: Tensor = _Repeated.apply(parameter, rows.shape[0])  # type: ignore[no-untyped-call]
     return result
 
 
-class _Shifted(torch.autograd.Function):
-    @staticmethod
-    def forward(_: Any, rows: Tensor, terms: Tensor) -> Tensor:
-        return rows + terms
-
-    @staticmethod
-    def backward(_: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return grad, _column_sums(grad)
+def scaled(rows: Tensor, factors: Tensor) -> Tensor:
+    """Return ``rows * factors`` for ``(N, E)`` and ``(E,)``."""
+    return rows * _repeated(factors, rows)
 
 
 def shifted(rows: Tensor, terms: Tensor) -> Tensor:
     """Return ``rows + terms`` for ``(N, E)`` and ``(E,)``."""
-    if _is_recorded(rows, terms):
-        return rows + terms
-    result: Tensor = _Shifted.apply(rows, terms)  # type: ignore[no-untyped-call]
+    return rows + _repeated(terms, rows)
+
+
+def _of_torch(name: str, rows: Tensor) -> Tensor:
+    """Return a function of numbers by torch's operators."""
+    if name == "softplus":
+        # Torch's own is the identity above 20.
+        return torch.logaddexp(rows, torch.zeros_like(rows))
+    if name == "gelu":
+        return F.gelu(rows, approximate="tanh")
+    function: Any = getattr(torch, name, None) or getattr(F, name)
+    result: Tensor = function(rows)
     return result
 
 
-# Functions of the kernels, and their derivatives from their results.
-_DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
-    "sigmoid": lambda result: result - result * result,
-    "tanh": lambda result: 1 - result * result,
-    "expm1": lambda result: result + 1,
-    "sqrt": lambda result: 0.5 / result,
-}
-
-
-def _applied(name: str, rows: Tensor) -> Tensor:
-    """Return a function of numbers, with the bits that it has in a step of the kernels."""
+def _applied(name: str, rows: Tensor, factor: Tensor | None = None) -> Tensor:
+    """Return a function of numbers, with the bits that it has in a step of the kernels, times a
+    factor.
+    """
     if _has_kernel(rows):
-        return library().apply(name, _wide(rows).resolve_neg()).to(rows.dtype)
+        by = None if factor is None else _wide(factor).resolve_neg()
+        return library().apply(name, _wide(rows).resolve_neg(), by).to(rows.dtype)
     if name == "sigmoid":
         return rows.neg().exp_().add_(1).reciprocal_()
-    if name == "softplus":
-        return _plain_softplus(rows)
-    result: Tensor = getattr(torch, name)(rows)
-    return result
+    result = _of_torch(name, rows)
+    return result if factor is None else result * factor
 
 
 class _Function(torch.autograd.Function):
+    """A function of numbers whose derivative is one of its results."""
+
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, name: str) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, name: str, derivative: Derivative) -> Tensor:
         result = _applied(name, rows)
         ctx.save_for_backward(result)
-        ctx.name = name
+        ctx.derivative = derivative
         return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (result,) = ctx.saved_tensors
-        return grad * _DERIVATIVES[ctx.name](result), None
+        return grad * ctx.derivative(result), None, None
 
 
-def _function(name: str, rows: Tensor) -> Tensor:
+class _Gated(torch.autograd.Function):
+    """A function of numbers whose derivative is one of them, times a factor."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, factor: Tensor | None, name: str, derivative: Derivative
+    ) -> Tensor:
+        ctx.save_for_backward(rows, factor)
+        ctx.options = name, derivative
+        return _applied(name, rows, factor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rows, factor = ctx.saved_tensors
+        of_rows = grad * ctx.options[1](rows)
+        if factor is None:
+            return of_rows, None, None, None
+        return of_rows * factor, grad * _gated(rows, None, *ctx.options), None, None
+
+
+def _function(name: str, rows: Tensor, derivative: Derivative) -> Tensor:
     if _is_recorded(rows):
-        recorded: Tensor = getattr(torch, name)(rows)
-        return recorded
-    result: Tensor = _Function.apply(rows, name)  # type: ignore[no-untyped-call]
+        return _of_torch(name, rows)
+    result: Tensor = _Function.apply(rows, name, derivative)  # type: ignore[no-untyped-call]
     return result
+
+
+def _gated(rows: Tensor, factor: Tensor | None, name: str, derivative: Derivative) -> Tensor:
+    if _is_recorded(rows, factor):
+        result = _of_torch(name, rows)
+        return result if factor is None else result * factor
+    gated: Tensor = _Gated.apply(rows, factor, name, derivative)  # type: ignore[no-untyped-call]
+    return gated
 
 
 def sigmoid(rows: Tensor) -> Tensor:
     """Return the sigmoid of numbers."""
-    return _function("sigmoid", rows)
+    return _function("sigmoid", rows, lambda result: result - result * result)
 
 
 def tanh(rows: Tensor) -> Tensor:
     """Return the hyperbolic tangent of numbers."""
-    return _function("tanh", rows)
+    return _function("tanh", rows, lambda result: 1 - result * result)
 
 
 def expm1(rows: Tensor) -> Tensor:
     """Return ``exp(rows) - 1``."""
-    return _function("expm1", rows)
-
-
-class _Silu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(rows)
-        return _applied("sigmoid", rows).mul_(rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (rows,) = ctx.saved_tensors
-        gates = sigmoid(rows)
-        if torch.is_grad_enabled():
-            return grad * gates * (1 + rows * (1 - gates))
-        return (1 - gates).mul_(rows).add_(1).mul_(gates).mul_(grad)
-
-
-def silu(rows: Tensor) -> Tensor:
-    """Return ``rows * sigmoid(rows)``."""
-    if _is_recorded(rows):
-        return rows * torch.sigmoid(rows)
-    result: Tensor = _Silu.apply(rows)  # type: ignore[no-untyped-call]
-    return result
-
-
-def _plain_softplus(rows: Tensor) -> Tensor:
-    # torch's own is the identity above 20.
-    return torch.logaddexp(rows, torch.zeros_like(rows))
-
-
-class _Softplus(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor) -> Tensor:
-        ctx.save_for_backward(rows)
-        return _applied("softplus", rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (rows,) = ctx.saved_tensors
-        return grad * sigmoid(rows)
+    return _function("expm1", rows, lambda result: result + 1)
 
 
 def softplus(rows: Tensor) -> Tensor:
     """Return ``log(1 + exp(rows))``."""
-    if _is_recorded(rows):
-        return _plain_softplus(rows)
-    result: Tensor = _Softplus.apply(rows)  # type: ignore[no-untyped-call]
-    return result
+    return _function("softplus", rows, lambda result: -expm1(-result))
 
 
 def root(rows: Tensor) -> Tensor:
     """Return square roots, rounded to the nearest, which torch's are not in every place."""
-    return _function("sqrt", rows)
-
-
-class _BoundedRoot(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, squares: Tensor) -> Tensor:
-        ctx.save_for_backward(squares)
-        return _applied("sqrt", squares)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (squares,) = ctx.saved_tensors
-        return grad / (4 * squares).clamp(min=1e-6).sqrt()
+    return _function("sqrt", rows, lambda result: 0.5 / result)
 
 
 def bounded_root(squares: Tensor) -> Tensor:
     """Return square roots, whose derivative is at most 1,000."""
-    if _is_recorded(squares):
-        return squares.sqrt()
-    result: Tensor = _BoundedRoot.apply(squares)  # type: ignore[no-untyped-call]
-    return result
+    return _function("sqrt", squares, lambda result: 0.5 / result.clamp(min=0.0005))
+
+
+def silu(rows: Tensor) -> Tensor:
+    """Return ``rows * sigmoid(rows)``."""
+    return _gated(rows, None, "silu", _slope_of_silu)
+
+
+def _slope_of_silu(rows: Tensor) -> Tensor:
+    gates = sigmoid(rows)
+    return torch.addcmul(gates, rows, gates - gates * gates)
+
+
+def gelu(rows: Tensor, factor: Tensor | None = None) -> Tensor:
+    """Return the Gaussian error linear unit by a hyperbolic tangent, times a factor."""
+    return _gated(rows, factor, "gelu", _slope_of_gelu)
+
+
+def _slope_of_gelu(rows: Tensor) -> Tensor:
+    squares = rows * rows
+    factor = math.sqrt(2 / math.pi)
+    bent = tanh(rows * (factor + factor * 0.044715 * squares))
+    slope = rows * (0.5 * factor + 1.5 * factor * 0.044715 * squares)
+    return torch.addcmul(0.5 + 0.5 * bent, slope, 1 - bent * bent)
 
 
 class _Unit(torch.autograd.Function):

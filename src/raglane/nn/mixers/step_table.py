@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partialmethod
+from itertools import accumulate
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from raglane.kernels.cpu.steps import BLOCK_WORDS, run_block
 from raglane.nn.mixers.plain import are_products, has_hooks
-from raglane.nn.mixers.ways import AttentionArguments, Decay, Scan, Way, least_step
+from raglane.nn.mixers.ways import AttentionArguments, Decay, Scan, Way
 
 # In the order of raglane_row_kind and raglane_row_function.
 _KINDS = ("product", "convolve", "function", "add", "multiply", "norm", "attend", "decay")
@@ -148,20 +149,21 @@ class TableColumns:
 
     def split(self, sizes: list[int], dim: int) -> list[TableColumns]:
         """See :meth:`torch.Tensor.split`."""
-        parts = []
-        first = self.first
-        for size in sizes:
-            parts.append(TableColumns(self.table, first, (size,)))
-            first += size
-        if dim != 1 or len(self.sizes) > 1:
-            raise NotRecordedError
-        return parts
+        self._check_flat(dim)
+        firsts = accumulate(sizes[:-1], initial=self.first)
+        return [
+            TableColumns(self.table, first, (size,))
+            for first, size in zip(firsts, sizes, strict=True)
+        ]
 
     def unflatten(self, dim: int, sizes: tuple[int, int]) -> TableColumns:
         """See :meth:`torch.Tensor.unflatten`."""
+        self._check_flat(dim)
+        return TableColumns(self.table, self.first, (sizes[0], self.count // sizes[0]))
+
+    def _check_flat(self, dim: int) -> None:
         if dim != 1 or len(self.sizes) > 1:
             raise NotRecordedError
-        return TableColumns(self.table, self.first, (sizes[0], self.count // sizes[0]))
 
     def flatten(self, dim: int) -> TableColumns:
         """See :meth:`torch.Tensor.flatten`."""
@@ -219,12 +221,13 @@ class StepTable(Way):
             raise NotRecordedError
         return places[0]
 
-    def _part(self, tensor: Tensor) -> Any:
-        """Return where later steps find a weight."""
-        for result, part in self._derived:
-            if result is tensor:
-                return part
-        return self._place(tensor)
+    def _add_part(self, tensor: Tensor | None) -> int:
+        """Add where later steps find a weight, and return its number, -1 for None."""
+        if tensor is None:
+            return -1
+        derived = [part for result, part in self._derived if result is tensor]
+        self._parts.append(derived[0] if derived else self._place(tensor))
+        return len(self._parts) - 1
 
     def _add(
         self,
@@ -245,17 +248,11 @@ class StepTable(Way):
         """
         written = TableColumns(self, self._width, sizes)
         self._width += written.count
-        firsts = [columns.first for columns in inputs]
-        indices = [-1 if parameter is None else len(self._parts) for parameter in (weight, bias)]
-        if bias is not None and weight is not None:
-            indices[1] += 1
-        self._parts += [self._part(each) for each in (weight, bias) if each is not None]
-        index = -1
-        if state is not None:
-            index = next(i for i, each in enumerate(self._states) if each is state)
-        self._code += [_KINDS.index(kind), option, written.count, *heads, written.first, *firsts]
-        self._code += [0] * (BLOCK_WORDS - 10 - len(firsts))
-        self._code += [*indices, index]
+        words = [_KINDS.index(kind), option, written.count, *heads, written.first]
+        words += [columns.first for columns in inputs]
+        words += [0] * (BLOCK_WORDS - 3 - len(words))
+        of_state = [i for i, each in enumerate(self._states) if each is state]
+        self._code += [*words, self._add_part(weight), self._add_part(bias), (of_state or [-1])[0]]
         self._limits += limits
         return written
 
@@ -335,14 +332,11 @@ class StepTable(Way):
 
     def decay(self, parts: Decay, states: tuple[Tensor, Tensor]) -> tuple[Any, tuple[Tensor, ...]]:
         """See :class:`Way`."""
-        inputs: Any = parts[:3]
+        x: Any = parts.x
+        recurrent = self.sigmoid(self.shifted(parts.recurrent, parts.recurrent_bias))
+        entry = self.sigmoid(self.shifted(parts.entry, parts.entry_bias))
         output = self._add(
-            "decay",
-            inputs,
-            inputs[2].sizes,
-            weight=parts.rates,
-            state=states[0],
-            limits=(least_step(self.dtype), 0.0),
+            "decay", (recurrent, entry, x), x.sizes, weight=parts.rates, state=states[0]
         )
         return output, states
 

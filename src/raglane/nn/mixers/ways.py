@@ -4,18 +4,20 @@ sequences on the kernels.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raglane import segments
 from raglane._utils.tracing import records_operators
+from raglane.kernels.cpu.recurrences import wide
 from raglane.nn.mixers import row_functions
+from raglane.nn.mixers.gated_decay import accumulate, decayed_inputs
 from raglane.nn.mixers.plain import has_hooks
-from raglane.nn.recurrences.depthwise import convolve_channels, last_elements, step_channels
+from raglane.nn.recurrences.depthwise import convolve_channels
 from raglane.nn.recurrences.loops import attention_step, selective_step, step_sizes
 from raglane.nn.recurrences.recurrence_operator import attend, scan_selectively
 from raglane.nn.recurrent.packed_weights import packed_product
@@ -52,22 +54,16 @@ class AttentionArguments(NamedTuple):
 
 
 class Decay(NamedTuple):
-    """The arguments of an RG-LRU: its gates and inputs ``(R, E)``, and the rates ``(E,)``."""
+    """The arguments of an RG-LRU: its inputs ``(R, E)``, gates without biases and sigmoids, their
+    biases, and the rates ``(E,)``.
+    """
 
-    recurrent: Tensor
+    x: Tensor
     entry: Tensor
-    inner: Tensor
+    recurrent: Tensor
+    entry_bias: Tensor
+    recurrent_bias: Tensor
     rates: Tensor
-
-
-def least_step(dtype: torch.dtype) -> float:
-    """Return the smallest logarithm of a decay of an RG-LRU."""
-    return torch.finfo(dtype).tiny ** 0.5
-
-
-def wide(values: Tensor) -> Tensor:
-    """Return numbers in the dtype of sums and states."""
-    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 class Way:
@@ -98,11 +94,12 @@ class Way:
         self, values: Tensor, convolution: nn.Conv1d, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Convolve each channel with the elements before; return the outputs and the new state."""
-        width = values.shape[1]
-        weight = convolution.weight.squeeze(1)
-        earlier = state.unflatten(1, (weight.shape[1] - 1, width))
-        output = step_channels(values, weight, convolution.bias, earlier)
-        return output, torch.cat([state, values.to(state.dtype)], 1)[:, width:]
+        weight = wide(convolution.weight.squeeze(1))
+        earlier = state.unflatten(1, (weight.shape[1] - 1, weight.shape[0]))
+        window = torch.cat([wide(earlier), wide(values).unsqueeze(1)], 1)
+        output = (window * weight.t()).sum(1)
+        output = output if convolution.bias is None else output + convolution.bias
+        return output.to(values.dtype), window[:, 1:].flatten(1).to(state.dtype)
 
     def scan(self, parts: Scan, state: Tensor) -> tuple[Tensor, Tensor]:
         """Run a selective scan; return the outputs and the new state."""
@@ -140,32 +137,17 @@ class Way:
         output, states = attention_step(elements, states, scale, delta, eps)
         return output.to(parts.v.dtype), states
 
-    def begins(self, has_begun: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``1 - has_begun`` for rows that begin sequences and 0 for others, ``(R, 1)``, and
-        the state ``has_begun`` after them.
-        """
-        return 1 - has_begun, torch.ones_like(has_begun)
-
     def decay(
         self, parts: Decay, states: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Run an RG-LRU; return the outputs and the new states."""
-        recurrent, entry, inner, rates = parts
-        # Minus the logarithms of decays. The scan writes x times dt, hence the quotient.
-        steps = self.scaled(wide(recurrent), rates).clamp(min=least_step(rates.dtype))
-        fresh, has_begun = self.begins(states[1])
-        root = self.bounded_root(-self.expm1(-2 * steps))
-        factor = root + wide(fresh) * (1 - root)
-        written = wide(inner * entry) * factor
-        one = torch.ones_like(steps[:, :1]).unsqueeze(2)
-        scan = Scan(written / steps, steps, -torch.ones_like(rates).unsqueeze(1), one, one)
-        h, after = self.scan(scan, states[0])
-        return h.to(inner.dtype), (after, has_begun)
+        state, has_begun = states
+        logs, inputs = decayed_inputs(*parts, 1 - wide(has_begun).squeeze(1))
+        h = (-logs).exp() * wide(state) + inputs
+        return h.to(parts.x.dtype), (h.to(state.dtype), torch.ones_like(has_begun))
 
-    bounded_root = staticmethod(row_functions.bounded_root)
     sigmoid = staticmethod(torch.sigmoid)
     tanh = staticmethod(torch.tanh)
-    expm1 = staticmethod(torch.expm1)
     root = staticmethod(torch.sqrt)
     scaled = staticmethod(torch.mul)
     shifted = staticmethod(torch.add)
@@ -180,8 +162,7 @@ class Way:
 
     def gelu(self, values: Tensor) -> Tensor:
         """Return the Gaussian error linear unit by a hyperbolic tangent."""
-        inner = math.sqrt(2 / math.pi) * (values + 0.044715 * values * values * values)
-        return 0.5 * values * (1 + self.tanh(inner))
+        return F.gelu(values, approximate="tanh")
 
     def log_sigmoid(self, values: Tensor) -> Tensor:
         """Return ``-log(1 + exp(-values))``."""
@@ -229,10 +210,11 @@ class Whole(Way):
 
     sigmoid = staticmethod(row_functions.sigmoid)  # type: ignore[assignment]
     tanh = staticmethod(row_functions.tanh)  # type: ignore[assignment]
-    expm1 = staticmethod(row_functions.expm1)  # type: ignore[assignment]
     root = staticmethod(row_functions.root)  # type: ignore[assignment]
     _sums = staticmethod(row_functions.sums)  # type: ignore[assignment]
     silu = staticmethod(row_functions.silu)  # type: ignore[assignment]
+    gelu = staticmethod(row_functions.gelu)  # type: ignore[assignment]
+    softplus = staticmethod(row_functions.softplus)  # type: ignore[assignment]
     scaled = staticmethod(row_functions.scaled)  # type: ignore[assignment]
     shifted = staticmethod(row_functions.shifted)  # type: ignore[assignment]
 
@@ -262,14 +244,13 @@ class Whole(Way):
         self, values: Tensor, convolution: nn.Conv1d, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """See :class:`Way`."""
-        if self._are_single and not torch.is_grad_enabled():
-            return super().convolve(values, convolution, state)
-        weight = convolution.weight.squeeze(1)
-        reach = weight.shape[1] - 1
-        earlier = state.unflatten(1, (reach, values.shape[1]))
-        output = convolve_channels(values, weight, convolution.bias, self._offsets, None, earlier)
-        after = last_elements(values, reach, self._offsets, None, earlier)
-        return output, after.flatten(1).to(state.dtype)
+        weight = wide(convolution.weight.squeeze(1))
+        bias = None if convolution.bias is None else wide(convolution.bias)
+        kept = weight.shape[1] - 1
+        initial = wide(state).unflatten(1, (kept, weight.shape[0]))
+        tensors = (values, weight, bias, initial)
+        output, final = convolve_channels(tensors, self._offsets, None, kept)
+        return output, final.flatten(1).to(state.dtype)
 
     def _scan(self, parts: Scan, state: Tensor) -> tuple[Tensor, Tensor]:
         *tensors, softplus, limits = parts
@@ -285,15 +266,14 @@ class Whole(Way):
         output, *finals = attend(operands, self._offsets, None, scale, delta, eps)
         return output, tuple(finals[: len(states)])
 
-    def begins(self, has_begun: Tensor) -> tuple[Tensor, Tensor]:
+    def decay(
+        self, parts: Decay, states: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, tuple[Tensor, ...]]:
         """See :class:`Way`."""
+        state, has_begun = states
         has_elements = (self._offsets.diff() > 0).unsqueeze(1)
         index = segments.segment_ids(self._offsets, self._count)
-        is_first = segments.positions(self._offsets, self._count).unsqueeze(1) == 0
-        fresh = (1 - has_begun).index_select(0, index)
-        after = torch.where(has_elements, torch.ones_like(has_begun), has_begun)
-        return torch.where(is_first, fresh, torch.zeros_like(fresh)), after
-
-    def softplus(self, values: Tensor) -> Tensor:
-        """See :class:`Way`."""
-        return row_functions.softplus(values)
+        is_first = segments.positions(self._offsets, self._count) == 0
+        fresh = (1 - wide(has_begun).squeeze(1)).index_select(0, index) * is_first
+        output, final = accumulate((*parts, fresh, wide(state)), self._offsets, None)
+        return output, (final.to(state.dtype), has_begun.masked_fill(has_elements, 1))

@@ -10,6 +10,7 @@ their sequence, so results do not depend on the batch.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +18,8 @@ import torch
 from torch import Tensor
 
 from raglane._utils.tracing import index_arithmetic
-from raglane.nn.recurrences.loops import (
-    RecurrenceSteps,
-    States,
-    restarted,
-)
+from raglane.kernels.cpu.recurrences import RecurrenceCall
+from raglane.nn.recurrences.loops import RecurrenceSteps, States, restarted
 from raglane.segments import like_rows
 
 # Steps of a chunk. More make fewer states, and less of the work parallel.
@@ -193,13 +191,17 @@ class _Chunks:
 
 
 def run_chunks(
-    steps: RecurrenceSteps, kind: Diagonal, offsets: Tensor, resets: Tensor | None
+    steps_of: Callable[..., RecurrenceSteps],
+    effect_of: Callable[..., Diagonal],
+    call: RecurrenceCall,
 ) -> tuple[Tensor, ...]:
     """Return the outputs of all elements and the final states."""
+    steps = steps_of(call.tensors, call.offsets, *call.options)
+    kind = effect_of(call.tensors, *call.options)
     total = steps.elements[0].shape[0]
     if total == 0:
         return steps.empty, *steps.starts
-    chunks = _Chunks(steps, offsets, resets, total)
+    chunks = _Chunks(steps, call.offsets, call.resets, total)
     grid = chunks.grid
     _, local = chunks.run(chunks.columns, chunks.blank(kind.before))
     is_first = grid.number == 0

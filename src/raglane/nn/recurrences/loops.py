@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from raglane._utils.tracing import index_arithmetic
+from raglane.kernels.cpu.recurrences import RecurrenceCall, sums_of, wide
 from raglane.packing.layouts import inverse, packed_layout
 from raglane.segments import like_rows
 
@@ -49,14 +50,15 @@ def _order_of(offsets: Tensor) -> _Order:
     return _Order(index, inverse(index), sizes.tolist(), order, inverse(order))
 
 
-def run_loop(steps: RecurrenceSteps, offsets: Tensor, resets: Tensor | None) -> tuple[Tensor, ...]:
+def run_loop(steps_of: Callable[..., RecurrenceSteps], call: RecurrenceCall) -> tuple[Tensor, ...]:
     """Return the outputs of all elements and the final states."""
-    at = _order_of(offsets)
+    steps = steps_of(call.tensors, call.offsets, *call.options)
+    at = _order_of(call.offsets)
     parts = [
         [None] * len(at.sizes)
         if each is None
         else torch.split(each.index_select(0, at.index), at.sizes)
-        for each in (*steps.elements, resets)
+        for each in (*steps.elements, call.resets)
     ]
     states = tuple([state.index_select(0, at.order) for state in steps.starts])
     outputs = [steps.empty]
@@ -131,6 +133,11 @@ def step_sizes(
     return delta.clamp(least, most)
 
 
+def decay_rates(logarithms: Tensor) -> Tensor:
+    """Return the factors of step sizes that give the logarithms of decays."""
+    return -wide(logarithms).exp()
+
+
 def highest_exponent(dtype: torch.dtype) -> float:
     """Return a number whose exponential is just finite, with room for a sum."""
     return math.log(torch.finfo(dtype).max) - 1
@@ -191,7 +198,6 @@ def attention_steps(
     q, k, v, log_decay, gain, log_gain, initial, normaliser, stabiliser = tensors
     heads, width = v.shape[1:]
     size = q.shape[2]
-    sums = torch.promote_types(v.dtype, torch.float32)
     count = offsets.shape[0] - 1
 
     def step(elements: list[Any], states: States) -> tuple[Tensor, States]:
@@ -201,7 +207,7 @@ def attention_steps(
     initials = (initial, normaliser, stabiliser)[: 1 if log_gain is None else 3]
     starts = tuple(
         [
-            v.new_zeros(shape, dtype=sums) if state is None else state
+            v.new_zeros(shape, dtype=sums_of(v.dtype)) if state is None else state
             for state, shape in zip(initials, shapes, strict=False)
         ]
     )

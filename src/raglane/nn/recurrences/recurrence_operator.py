@@ -7,6 +7,7 @@ other dtypes run the loops in plain torch, and other devices run chunks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,39 +24,32 @@ from raglane.kernels.cpu.recurrences import (
     Tensors,
 )
 from raglane.native.library import DTYPES, missing_kernels
-from raglane.nn.recurrences.chunks import (
-    Diagonal,
-    attention_effect,
-    run_chunks,
-    selective_effect,
-)
-from raglane.nn.recurrences.loops import (
-    RecurrenceSteps,
-    attention_steps,
-    run_loop,
-    selective_steps,
-)
+from raglane.nn.recurrences.chunks import attention_effect, run_chunks, selective_effect
+from raglane.nn.recurrences.loops import attention_steps, run_loop, selective_steps
+
+Results = Callable[[RecurrenceCall], tuple[Tensor, ...]]
 
 
 class Operator:
     """A recurrence as a pair of operators.
 
-    Their arguments are the tensors that are differentiated, offsets, resets and options.
+    Their arguments are the tensors that are differentiated, offsets, resets and options. In plain
+    torch, ``by_steps`` returns the results for any tensors, and ``by_chunks`` for those on a device.
     """
 
     def __init__(
         self,
         name: str,
         kernel: Recurrence,
-        steps: Callable[..., RecurrenceSteps],
-        effect: Callable[..., Diagonal],
+        by_steps: Results,
+        by_chunks: Results,
         optional: str,
-        options: str,
+        options: tuple[str, ...] = (),
     ) -> None:
+        self.by_steps = by_steps
+        self.by_chunks = by_chunks
         self._kernel = kernel
-        self._steps = steps
-        self._effect = effect
-        self._options = len(options.split(","))
+        self._options = len(options)
         self._results = len(kernel.results)
         self._saved = len(kernel.reread + kernel.saved)
         tensors = ", ".join(
@@ -65,14 +59,16 @@ class Operator:
         inputs = f"{tensors}, Tensor offsets, Tensor? resets"
         outputs = ", ".join(["Tensor"] * len(kernel.results + kernel.saved))
         self._forward = operator(
-            "raglane::" + name, self._shapes, f"({inputs}, {options}, bool save) -> ({outputs})"
+            f"raglane::{name}",
+            self._shapes,
+            f"({', '.join([inputs, *options, 'bool save'])}) -> ({outputs})",
         )(self._run)
-        saved = ", ".join(f"Tensor? saved_{name}" for name in kernel.reread + kernel.saved)
-        grads = ", ".join(f"Tensor? grad_{name}" for name in kernel.results)
+        saved = [f"Tensor? saved_{name}" for name in kernel.reread + kernel.saved]
+        grads = [f"Tensor? grad_{name}" for name in kernel.results]
         self._backward = operator(
             f"raglane::{name}_backward",
             self._shapes_of_gradients,
-            f"({inputs}, {saved}, {grads}, {options}, bool[] needed) -> Tensor[]",
+            f"({', '.join([inputs, *saved, *grads, *options, 'bool[] needed'])}) -> Tensor[]",
         )(self._run_backward)
         self._forward.register_autograd(self._gradient, setup_context=self._save)
         self._backward.register_autograd(self._second_gradient, setup_context=self._save_for_second)
@@ -99,17 +95,6 @@ class Operator:
         compute = self._function.apply if save else self._run
         compute = compute if runs_at_once(values) else self._forward
         return tuple(compute(*args)[: self._results])
-
-    def by_steps(self, call: RecurrenceCall) -> tuple[Tensor, ...]:
-        """Return the output and the final states in plain torch, step by step."""
-        steps = self._steps(call.tensors, call.offsets, *call.options)
-        return run_loop(steps, call.offsets, call.resets)
-
-    def by_chunks(self, call: RecurrenceCall) -> tuple[Tensor, ...]:
-        """Return the output and the final states in plain torch, by chunks."""
-        steps = self._steps(call.tensors, call.offsets, *call.options)
-        effect = self._effect(call.tensors, *call.options)
-        return run_chunks(steps, effect, call.offsets, call.resets)
 
     def _parts(self, args: Sequence[Any], *counts: int) -> list[tuple[Any, ...]]:
         """Return the arguments as tensors, offsets and resets, and further groups of these sizes."""
@@ -189,16 +174,16 @@ class Operator:
 scan_selectively = Operator(
     "selective_scan",
     SELECTIVE_SCAN,
-    selective_steps,
-    selective_effect,
+    partial(run_loop, selective_steps),
+    partial(run_chunks, selective_steps, selective_effect),
     "D dt_bias initial",
-    "bool softplus, float least_dt, float most_dt",
+    ("bool softplus", "float least_dt", "float most_dt"),
 )
 attend = Operator(
     "linear_attention",
     ATTENTION,
-    attention_steps,
-    attention_effect,
+    partial(run_loop, attention_steps),
+    partial(run_chunks, attention_steps, attention_effect),
     "log_decay gain log_gain initial initial_normaliser initial_stabiliser",
-    "float scale, bool delta, float eps",
+    ("float scale", "bool delta", "float eps"),
 )

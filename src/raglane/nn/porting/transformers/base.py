@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 
 from raglane.kernels.cpu.steps import can_step
 from raglane.nn.porting.transformers.layout import BatchLayout, layout_of
 from raglane.nn.porting.transformers.memory import Memory
+
+
+def of_converted(forward: Callable[..., Any]) -> Any:
+    """Make a forward call that of the module's class after rl.to_torch, when a closure that replaced
+    it still does.
+    """
+
+    @wraps(forward)
+    def run(module: Any, *args: Any, **kwargs: Any) -> Any:
+        kind = type(module)
+        method = forward if hasattr(kind, "_theirs") else kind.forward
+        return method(module, *args, **kwargs)
+
+    return run
 
 
 class Mixer:
@@ -43,6 +58,7 @@ class Mixer:
     def adopt(self, name: str) -> None:
         """Prepare a mixer that was converted, by its name in the model."""
 
+    @of_converted
     def forward(
         self, hidden_states: Tensor, cache: Any = None, attention_mask: Any = None, **kwargs: Any
     ) -> Tensor:
@@ -55,14 +71,10 @@ class Mixer:
                 another number.
             **kwargs: ``seq_idx``, numbers of sequences ``(B, T)``; others have no effect.
         """
-        mixer: Any = self
-        if not isinstance(mixer, Mixer):
-            # A closure that replaces forward still calls this method after rl.to_torch.
-            return type(mixer).forward(mixer, hidden_states, cache, attention_mask, **kwargs)
         cache = kwargs.get("cache_params", cache)
         layout = layout_of(hidden_states, kwargs.get("seq_idx"), attention_mask)
         layout = layout.restarted(kwargs.get("position_ids"))
-        memory = Memory(cache, mixer.layer_idx, layout)
+        memory = Memory(cache, self.layer_idx, layout)
         if not hidden_states.is_cpu and _runs_elsewhere(layout, memory):
             return super().forward(hidden_states, cache, attention_mask, **kwargs)  # type: ignore[misc]
         if layout.is_step and can_step(hidden_states):
@@ -89,11 +101,6 @@ def _runs_elsewhere(layout: BatchLayout, memory: Memory) -> bool:
     """Return True for a call without lengths, which kernels for a GPU may run."""
     has_lengths = layout.elements is not None or layout.resets is not None
     return not has_lengths and (memory.is_empty or layout.shape[1] == 1)
-
-
-def negative_rates(logarithms: Tensor, like: Tensor) -> Tensor:
-    """Return ``A``, in the dtype of sums."""
-    return -logarithms.to(torch.promote_types(like.dtype, torch.float32)).exp()
 
 
 def apply_to(module: nn.Module, flat: Tensor, rows: Tensor) -> Tensor:

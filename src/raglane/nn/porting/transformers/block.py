@@ -9,7 +9,7 @@ from torch import Tensor
 
 from raglane.kernels.cpu.steps import can_step
 from raglane.nn.mixers.plain import has_hooks
-from raglane.nn.porting.transformers.base import Mixer
+from raglane.nn.porting.transformers.base import Mixer, of_converted
 from raglane.nn.porting.transformers.layout import layout_of
 from raglane.nn.porting.transformers.memory import Memory
 
@@ -19,27 +19,22 @@ class SwappedBlock:
     of its mixer.
     """
 
+    @of_converted
     def forward(self, hidden_states: Tensor, attention_mask: Any = None, **kwargs: Any) -> Any:
         """Run the block of transformers."""
-        block: Any = self
-        if isinstance(block, SwappedBlock):
-            sequences = kwargs.get("seq_idx")
-            mask = attention_mask if sequences is None else sequences + 1
-            return super().forward(hidden_states, mask, **kwargs)  # type: ignore[misc]
-        # As in Mixer.forward.
-        return type(block).forward(block, hidden_states, attention_mask, **kwargs)
+        sequences = kwargs.get("seq_idx")
+        mask = attention_mask if sequences is None else sequences + 1
+        return super().forward(hidden_states, mask, **kwargs)  # type: ignore[misc]
 
 
 class SteppedBlock:
     """A block of a norm and a mixer, which one call of the kernels steps."""
 
+    @of_converted
     def forward(
         self, hidden_states: Tensor, cache: Any = None, attention_mask: Any = None, **kwargs: Any
     ) -> Any:
         """Run the block of transformers, or one step of it."""
-        block: Any = self
-        if not isinstance(block, SteppedBlock):  # as in Mixer.forward
-            return type(block).forward(block, hidden_states, cache, attention_mask, **kwargs)
         output = None
         if cache is not None and not kwargs and hidden_states.shape[1] == 1:
             output = self._stepped(hidden_states, cache, attention_mask)

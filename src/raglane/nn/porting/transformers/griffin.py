@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from raglane.errors import ArgumentTypeError
-from raglane.nn.mixers.row_functions import bounded_root, expm1
-from raglane.nn.mixers.ways import least_step
-from raglane.nn.porting.transformers.base import Mixer, apply_to
+from raglane.nn.mixers.plain import has_hooks
+from raglane.nn.mixers.rglru import decay_of
+from raglane.nn.mixers.row_functions import gelu
+from raglane.nn.mixers.ways import STEPS
+from raglane.nn.porting.transformers.base import Mixer, of_converted
 from raglane.nn.porting.transformers.layout import BatchLayout
 from raglane.nn.porting.transformers.memory import Memory
 
@@ -33,50 +33,22 @@ class GriffinMixer(Mixer):
             raise ArgumentTypeError("model", f"a {type(self).__name__} alone", rule, fix)
         self.layer_idx = int(numbers[-1])
 
-    def forward(  # type: ignore[override]
+    @of_converted
+    def forward(
         self,
         input_states: Tensor,
         position_ids: Any = None,
-        attention_mask: Any = None,
+        attention_mask: Any = None,  # noqa: ARG002
         **kwargs: Any,
     ) -> Any:
         """Return the outputs ``(B, T, D)``, and None, as the block of transformers."""
-        block: Any = self
-        if not isinstance(block, Mixer):  # as in Mixer.forward
-            return type(block).forward(block, input_states, position_ids, attention_mask, **kwargs)
         options = {"seq_idx": kwargs.get("seq_idx"), "position_ids": position_ids}
         return super().forward(input_states, kwargs.get("cache"), **options), None
 
-    def _mix(self, rows: Tensor, layout: BatchLayout, memory: Memory) -> Tensor:
-        block: Any = self
-        x = memory.convolve(block.linear_x(rows).flatten(0, 1), block.conv_1d)
-        is_fresh = memory.is_empty or layout.resets is not None
-        begins = layout.begins(memory.is_empty) if is_fresh else None
-        y = memory.accumulate(*_scanned(block.rg_lru, x, begins))
-        gate = block.act_fn(block.linear_y(rows))
-        return apply_to(block.linear_out, y.to(x.dtype) * gate.flatten(0, 1), rows).unflatten(
-            0, rows.shape[:2]
-        )
-
-
-def _scanned(unit: Any, x: Tensor, begins: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return what each element adds to the state, divided by the logarithms of squared decays, and
-    these, below 0, both ``(N, E)``.
-    """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    # Both gates by one product, (H, N, 2 S).
-    weight = torch.cat([unit.input_gate_weight, unit.recurrent_gate_weight], 2)
-    bias = torch.cat([unit.input_gate_bias, unit.recurrent_gate_bias], 1).unsqueeze(1)
-    heads = x.unflatten(1, (weight.shape[0], -1))
-    gates = torch.baddbmm(bias, heads.transpose(0, 1), weight).sigmoid_().transpose(0, 1)
-    of_input, of_state = gates.to(wide).chunk(2, 2)
-    rates = -16.0 * F.softplus(unit.recurrent_param.to(wide)).view(heads.shape[1:])
-    # A quotient by them needs a number below 0. The decay of a first element has no effect but on
-    # its factor, which is 1.
-    most = rates.new_full((1, 1, 1), -2 * least_step(wide))
-    if begins is not None:
-        most = torch.where(begins.view(-1, 1, 1), -80.0, most)
-    logs = torch.addcmul(most, of_state, rates).flatten(1)
-    factor = bounded_root(-expm1(logs))
-    inputs = (heads.to(wide) * of_input).flatten(1)
-    return inputs.mul_(factor).div_(logs), logs
+    def _mix(self, rows: Tensor, layout: BatchLayout, memory: Memory) -> Tensor:  # noqa: ARG002
+        x = memory.convolve(self.linear_x(rows).flatten(0, 1), self.conv_1d)
+        y = memory.accumulate(decay_of(self.rg_lru, x, STEPS))
+        is_gelu = type(self.act_fn).__name__ == "GELUTanh" and not has_hooks(self.act_fn)
+        gate = self.linear_y(rows)
+        y = y.view(gate.shape)
+        return self.linear_out(gelu(gate, y) if is_gelu else y * self.act_fn(gate))

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from raglane.kernels.cpu.steps import MambaStep, parts_of_mamba
 from raglane.nn.mixers.plain import are_products, has_hooks
-from raglane.nn.porting.transformers.base import Mixer, apply_to, negative_rates
+from raglane.nn.porting.transformers.base import Mixer, apply_to
 from raglane.nn.porting.transformers.layout import BatchLayout
 from raglane.nn.porting.transformers.memory import Memory
+from raglane.nn.recurrences.loops import decay_rates
 
 
 class MambaMixer(Mixer):
@@ -45,7 +46,7 @@ class MambaMixer(Mixer):
             for name, values in zip(_NORMS, parts, strict=True)
         ]
         dt = apply_to(self.dt_proj, steps, rows)
-        y = memory.scan(x, dt, negative_rates(self.A_log, x), inputs, outputs, self.D)
+        y = memory.scan(x, dt, decay_rates(self.A_log), inputs, outputs, self.D)
         return self.out_proj((y * F.silu(gate)).unflatten(0, rows.shape[:2]))
 
 

@@ -7,12 +7,13 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
+from raglane.kernels.cpu.recurrences import wide
 from raglane.kernels.cpu.steps import AttentionStep
 from raglane.nn.mixers.plain import has_hooks
-from raglane.nn.porting.transformers.base import Mixer, negative_rates
+from raglane.nn.porting.transformers.base import Mixer
 from raglane.nn.porting.transformers.layout import BatchLayout
 from raglane.nn.porting.transformers.memory import Memory
-from raglane.nn.recurrences.loops import step_sizes
+from raglane.nn.recurrences.loops import decay_rates, step_sizes
 
 
 class Mamba2Mixer(Mixer):
@@ -60,15 +61,15 @@ class Mamba2Mixer(Mixer):
         mixed = self.act(memory.convolve(mixed.flatten(0, 1), self.conv1d))
         of_group = groups * self.ssm_state_size
         x, keys, queries = mixed.split([self.intermediate_size, of_group, of_group], -1)
-        rates = negative_rates(self.A_log, x)
-        dt = steps.flatten(0, 1).to(rates.dtype)
-        dt = step_sizes(dt, self.dt_bias.to(rates.dtype), True, *self.time_step_limit)
+        dt = wide(steps.flatten(0, 1))
+        dt = step_sizes(dt, self.dt_bias.to(dt.dtype), True, *self.time_step_limit)
         x, queries, keys = [
             values.unflatten(1, (count, -1))
             for values, count in ((x, self.num_heads), (queries, groups), (keys, groups))
         ]
-        x = x.to(rates.dtype)
-        y = memory.attend(queries, keys, x, dt * rates, dt, is_transposed=True)
+        x = wide(x)
+        decays = dt * decay_rates(self.A_log)
+        y = memory.attend(queries, keys, x, decays, dt, is_transposed=True)
         y = (y + self.D.to(y.dtype).unsqueeze(1) * x).flatten(1).to(gate.dtype)
         return self.out_proj(self._gated(y.unflatten(0, rows.shape[:2]), gate))
 

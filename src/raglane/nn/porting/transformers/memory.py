@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from raglane.errors import ArgumentError
+from raglane.kernels.cpu.recurrences import wide
+from raglane.nn.mixers.gated_decay import accumulate
+from raglane.nn.mixers.ways import Decay
 from raglane.nn.porting.transformers.layout import BatchLayout
-from raglane.nn.recurrences.depthwise import convolve_channels, last_elements, step_channels
-from raglane.nn.recurrences.recurrence_operator import attend, scan_selectively
+from raglane.nn.recurrences.depthwise import convolve_channels
+from raglane.nn.recurrences.recurrence_operator import Operator, attend, scan_selectively
 
 
 class Memory:
@@ -50,36 +54,25 @@ class Memory:
 
     def convolve(self, values: Tensor, convolution: nn.Conv1d) -> Tensor:
         """Return the convolution ``(N, E)`` of each channel."""
-        weight = convolution.weight.squeeze(1)
+        weight = wide(convolution.weight.squeeze(1))
+        bias = None if convolution.bias is None else wide(convolution.bias)
         size = weight.shape[1]
-        layout = self._layout
-        inputs = self._inputs
-        if inputs is not None and layout.is_step:
-            latest = torch.cat([inputs[..., 1:], values.unsqueeze(2).to(inputs.dtype)], 2)
-            before = latest[..., :-1].transpose(1, 2)
-            output = step_channels(values, weight, convolution.bias, before)
-            inputs.copy_(latest)
-            return output
-        earlier = layout.states(None if inputs is None else inputs.transpose(1, 2))
-        places = (layout.offsets, layout.resets)
-        begin = None if earlier is None else earlier[:, 1:]
-        output = convolve_channels(values, weight, convolution.bias, *places, begin)
+        inputs = self._initial(self._inputs, weight.dtype)
+        initial = None if inputs is None else inputs.transpose(1, 2)
+        output, final = self._run(convolve_channels, (values, weight, bias, initial), size)
         if self._cache is not None:
-            last = last_elements(values, size, *places, earlier)[: layout.shape[0]]
-            self._cache.update_conv_state(last.transpose(1, 2), self._layer, conv_kernel_size=size)
+            last = final[: self._layout.shape[0]].transpose(1, 2).to(values.dtype)
+            self._cache.update_conv_state(last, self._layer, conv_kernel_size=size)
         return output
 
     def scan(
         self, x: Tensor, dt: Tensor, rates: Tensor, inputs: Tensor, outputs: Tensor, skip: Tensor
     ) -> Tensor:
         """Return the selective scan ``(N, E)``, with softplus of the step sizes."""
-        wide = rates.dtype
-        initial = self._initial(wide)
+        initial = self._initial(self._state, rates.dtype)
         elements = [each.to(x.dtype) for each in (dt, inputs.unsqueeze(1), outputs.unsqueeze(1))]
-        tensors = (x, elements[0], rates, *elements[1:], skip.to(wide), None, initial)
-        limits = (float("-inf"), float("inf"))
-        layout = self._layout
-        output, final = scan_selectively(tensors, layout.offsets, layout.resets, True, *limits)
+        tensors = (x, elements[0], rates, *elements[1:], skip.to(rates.dtype), None, initial)
+        output, final = self._run(scan_selectively, tensors, True, -math.inf, math.inf)
         self._end(final)
         return output
 
@@ -96,35 +89,33 @@ class Memory:
         is_transposed: bool = False,
     ) -> Tensor:
         """Return linear attention ``(N, H, V)``; states are ``(B, H, K, V)``, or transposed."""
-        initial = self._initial(decays.dtype)
+        initial = self._initial(self._state, decays.dtype)
         if initial is not None and is_transposed:
             initial = initial.transpose(2, 3)
         elements = [each.to(v.dtype) for each in (q, k)]
         tensors = (*elements, v, decays, gains, None, initial, None, None)
-        layout = self._layout
-        output, final, *_ = attend(tensors, layout.offsets, layout.resets, scale, delta, 0.0)
+        output, final, *_ = self._run(attend, tensors, scale, delta, 0.0)
         self._end(final.transpose(2, 3) if is_transposed else final)
         return output
 
-    def accumulate(self, x: Tensor, logs: Tensor) -> Tensor:
-        """Return ``h = exp(logs / 2) h + logs x`` of each channel, for logarithms below 0."""
+    def accumulate(self, parts: Decay) -> Tensor:
+        """Return the recurrence of an RG-LRU ``(N, E)``."""
         layout = self._layout
-        initial = self._initial(x.dtype)
-        if initial is not None and layout.is_step:
-            output = torch.addcmul(logs * x, (logs / 2).exp(), initial)
-            self._end(output)
-            return output
-        one = x.new_ones(x.shape[0], 1, 1)
-        state = None if initial is None else initial.unsqueeze(2)
-        rates = one.new_full((x.shape[1], 1), 0.5)
-        tensors = (x, logs, rates, one, one, None, None, state)
-        limits = (float("-inf"), float("inf"))
-        output, final = scan_selectively(tensors, layout.offsets, layout.resets, False, *limits)
-        self._end(final.squeeze(2))
+        fresh = None
+        if self.is_empty or layout.resets is not None:
+            fresh = layout.begins(self.is_empty).to(parts.rates.dtype)
+        initial = self._initial(self._state, parts.rates.dtype)
+        output, final = self._run(accumulate, (*parts, fresh, initial))
+        self._end(final)
         return output
 
-    def _initial(self, dtype: torch.dtype) -> Tensor | None:
-        state = self._layout.states(self._state)
+    def _run(
+        self, recurrence: Operator, tensors: tuple[Any, ...], *options: Any
+    ) -> tuple[Tensor, ...]:
+        return recurrence(tensors, self._layout.offsets, self._layout.resets, *options)
+
+    def _initial(self, state: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+        state = self._layout.states(state)
         # A copy where it is saved for backward, because the cache changes in place.
         return None if state is None else state.to(dtype, copy=torch.is_grad_enabled())
 

@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from raglane.kernels.cpu.gated_norm import GatedNorm
+from raglane.kernels.cpu.recurrences import wide
 from raglane.nn.mixers.plain import has_hooks
-from raglane.nn.porting.transformers.base import Mixer
+from raglane.nn.porting.transformers.base import Mixer, of_converted
 from raglane.nn.porting.transformers.layout import layout_of
 from raglane.nn.recurrences.recurrence_operator import attend
 
@@ -43,12 +44,10 @@ class XlstmBlock:
             sequences = call.numbers[:, begin : begin + x.shape[1]] - 1
         return super().__call__(x, state, sequences)  # type: ignore[misc]
 
+    @of_converted
     def forward(self, x: Tensor, state: Any = None, sequences: Any = None) -> Any:
         """Return the outputs, and the states."""
         block: Any = self
-        owner: Any = self
-        if not isinstance(owner, XlstmBlock):  # as in Mixer.forward
-            return type(block).forward(block, x, state)
         mixed, state = block.mlstm_layer(block.norm_mlstm(x), state, sequences)
         x = x + mixed
         return x + block.ffn(block.norm_ffn(x)), state
@@ -65,35 +64,31 @@ class XlstmMixer(Mixer):
         """Keep the numbers of a call of the model, or forget them."""
         _call.set(None if numbers is None else _Call(numbers, {}))
 
-    def forward(self, x: Tensor, state: Any = None, sequences: Any = None) -> Any:  # type: ignore[override]
+    @of_converted
+    def forward(self, x: Tensor, state: Any = None, sequences: Any = None) -> Any:
         """Return the outputs ``(B, T, D)``, and the states."""
-        layer: Any = self
-        owner: Any = self
-        if not isinstance(owner, Mixer):  # as in Mixer.forward
-            return type(layer).forward(layer, x, state)
         layout = layout_of(x, sequences, None)
         rows = layout.rows(x)
         names = ("q", "k", "v", "ogate_preact", "igate_preact", "fgate_preact")
-        *parts, gate, gain, keep = [getattr(layer, name)(rows) for name in names]
-        heads = layer.config.num_heads
+        *parts, gate, gain, keep = [getattr(self, name)(rows) for name in names]
+        heads = self.config.num_heads
         q, k, v = [each.flatten(0, 1).unflatten(1, (heads, -1)) for each in parts]
         # Operations of both gates at once take half of the time.
-        gates, cap = torch.stack([gain, keep]).flatten(1, 2), layer.config.gate_soft_cap
+        gates, cap = torch.stack([gain, keep]).flatten(1, 2), self.config.gate_soft_cap
         gates = gates if cap is None else cap * torch.tanh(gates / cap)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        log_gain, forget = gates.to(wide)
+        log_gain, forget = wide(gates)
         initial: list[Any] = [None] * 3
         if state is not None:
             # Copies where they are saved for backward, because the cache changes in place.
             is_saved = torch.is_grad_enabled()
-            initial = [layout.states(each.to(wide, copy=is_saved)) for each in state]
+            initial = [layout.states(each.to(forget.dtype, copy=is_saved)) for each in state]
             initial[2] = initial[2].squeeze(2)
         tensors = (q, k, v, F.logsigmoid(forget), None, log_gain, *initial)
         scale = q.shape[2] ** -0.5
         y, *final = attend(
-            tensors, layout.offsets, layout.resets, scale, False, float(layer.config.eps)
+            tensors, layout.offsets, layout.resets, scale, False, float(self.config.eps)
         )
-        output = layer.out_proj(_gated(layer, y, gate))
+        output = self.out_proj(_gated(self, y, gate))
         final[2] = final[2].unsqueeze(2)
         return layout.batch(output), tuple([each[: x.shape[0]] for each in final])
 
