@@ -270,7 +270,9 @@ def test_files(family: str, tmp_path: Path) -> None:
     stored = kind.from_pretrained(tmp_path / "fast", dtype=torch.float64, **options).eval()
     assert stored.config.architectures == [type(model).__name__]
     assert _worst([logits_of(stored, prompt)], [expected]) < BOUND
-    assert torch.equal(logits_of(rl.accelerate(stored), prompt), expected)
+    # Tensors of a file are not aligned as those of torch, of which bits of a BLAS may depend.
+    aligned = copy.deepcopy(rl.accelerate(stored))
+    assert torch.equal(logits_of(aligned, prompt), expected)
     fast.load_state_dict(model.state_dict())
     for other in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))):
         assert torch.equal(logits_of(other, prompt), expected)
