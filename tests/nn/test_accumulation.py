@@ -54,7 +54,7 @@ class _Root(torch.autograd.Function):
         return x.sqrt()
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return grad / (4 * x).clamp(min=1e-6).sqrt()
 

@@ -288,7 +288,7 @@ class _Attention(Recurrence):
         return decay is not None and decay.dim() == 3, delta, scale, eps
 
 
-class _Convolution(Recurrence):
+class _ChannelConvolution(Recurrence):
     struct = "raglane_convolution"
     function = "convolve"
     tensors = ("x", "weight", "bias", "initial")
@@ -323,6 +323,7 @@ class _Rglru(Recurrence):
 
     def shapes(self, tensors: Tensors, _: Options, count: int) -> dict[str, tuple[int, ...]]:
         elements, channels = tensors[0].shape
+        shapes: dict[str, tuple[int, ...]]
         shapes = dict.fromkeys((*self.elements, "output"), (elements, channels))
         shapes |= dict.fromkeys(("entry_bias", "recurrent_bias", "rates"), (channels,))
         shapes |= dict.fromkeys(("initial", "final"), (count, channels))
@@ -332,5 +333,5 @@ class _Rglru(Recurrence):
 
 SELECTIVE_SCAN = _SelectiveScan()
 ATTENTION = _Attention()
-CONVOLUTION = _Convolution()
+CONVOLUTION = _ChannelConvolution()
 RGLRU = _Rglru()
