@@ -32,6 +32,14 @@ template <class S, class Call> class ChannelLoops {
       for (; column + width <= end - first; column += width) step(first + column, column, width);
       if (column < end - first) step(first + column, column, (int)(end - first - column));
     }
+    // The same for pairs of vectors, whose arithmetic is interleaved: step<N>(channel, column, lanes).
+    template <class Step> RAGLANE_INLINE void each_pair(Step&& step) const {
+      int64_t column = 0;
+      for (; column + 2 * width <= end - first; column += 2 * width)
+        step.template operator()<2>(first + column, column, width);
+      for (; column < end - first; column += width)
+        step.template operator()<1>(first + column, column, lanes_of<A>(column, end - first));
+    }
   };
 
   const Call& c_;
@@ -192,24 +200,29 @@ template <class S> class ConvolutionLoops : ChannelLoops<S, raglane_convolution>
   }
 };
 
-// How an RG-LRU decays its state by exp(-d), and the factor of what it writes.
-template <class A> struct GatedDecay {
-  Vec<A> kept, root, factor;
+// How an RG-LRU decays the states of N vectors by exp(-d), and the factors of what it writes.
+template <class A, int N = 1> struct GatedDecay {
+  Vec<A> kept[N], root[N], factor[N];
 
-  GatedDecay(Vec<A> d, Vec<A> fresh) {
-    Vec<A> lost = -d;
-    expm1<A, 1>(&lost);
-    kept = (A)1 + lost;
-    root = square_root(-lost * ((A)2 + lost));
-    factor = root + fresh * ((A)1 - root);
+  RAGLANE_INLINE GatedDecay(const Vec<A>* d, Vec<A> fresh) {
+    Vec<A> lost[N];
+    RAGLANE_EACH lost[i] = -d[i];
+    expm1<A, N>(lost);
+    RAGLANE_EACH {
+      kept[i] = (A)1 + lost[i];
+      root[i] = square_root(-lost[i] * ((A)2 + lost[i]));
+      factor[i] = root[i] + fresh * ((A)1 - root[i]);
+    }
   }
-  Vec<A> advance(Vec<A> h, Vec<A> x, Vec<A> entry) const { return fma(kept, h, x * entry * factor); }
+  RAGLANE_INLINE Vec<A> advance(Vec<A> h, Vec<A> x, Vec<A> entry, int i = 0) const {
+    return fma(kept[i], h, x * entry * factor[i]);
+  }
 };
 
 template <class S> class RglruLoops : ChannelLoops<S, raglane_rglru> {
   using Base = ChannelLoops<S, raglane_rglru>;
   using typename Base::A, typename Base::V, typename Base::Task;
-  using Base::c_;
+  using Base::c_, Base::width;
 
  public:
   explicit RglruLoops(const GroupedCall<raglane_rglru>& call) : Base(call) {}
@@ -221,10 +234,11 @@ template <class S> class RglruLoops : ChannelLoops<S, raglane_rglru> {
         for (int64_t t = c_.offsets[b]; t < c_.offsets[b + 1]; t++) {
           if (c_.borders && t > c_.offsets[b] && (t - c_.offsets[b]) % border == 0) write_state(task, 0, border_at(b, t));
           if (this->resets(t)) task.clear(0, 1);
-          task.each([&](int64_t channel, int64_t column, int lanes) RAGLANE_INLINE_LAMBDA {
-            this->fetch_ahead(t * c_.channels + channel, c_.x, c_.entry, c_.recurrent, c_.output);
-            const V h = advance(t, channel, column, lanes, task.row(0));
-            store((S*)c_.output + t * c_.channels + channel, h, lanes);
+          task.each_pair([&]<int N>(int64_t channel, int64_t column, int lanes) RAGLANE_INLINE_LAMBDA {
+            const int64_t at = t * c_.channels + channel;
+            RAGLANE_EACH this->fetch_ahead(at + i * width, c_.x, c_.entry, c_.recurrent, c_.output);
+            advance<N>(t, channel, lanes, task.row(0) + column);
+            RAGLANE_EACH store((S*)c_.output + at + i * width, load(task.row(0) + column + i * width), lanes);
           });
         }
         write_state(task, 0, (A*)c_.final + b * c_.channels);
@@ -283,24 +297,26 @@ template <class S> class RglruLoops : ChannelLoops<S, raglane_rglru> {
   V element(const void* values, int64_t t, int64_t channel, int lanes) const {
     return load((const S*)values + t * c_.channels + channel, lanes);
   }
-  struct Gates {
-    V recurrent, entry;
-  };
-  Gates gates(int64_t t, int64_t channel, int lanes) const {
-    V x[] = {element(c_.recurrent, t, channel, lanes) + load((const A*)c_.recurrent_bias + channel, lanes),
-             element(c_.entry, t, channel, lanes) + load((const A*)c_.entry_bias + channel, lanes)};
-    squash<A, 2, 0>(x);
-    return {x[0], x[1]};
+  // The gates of the state, then those of the input, of N vectors.
+  template <int N> RAGLANE_INLINE void read_gates(V* gates, int64_t t, int64_t channel, int lanes) const {
+    const void *values[] = {c_.recurrent, c_.entry}, *biases[] = {c_.recurrent_bias, c_.entry_bias};
+    for (int kind = 0; kind < 2; kind++)
+      RAGLANE_EACH gates[kind * N + i] = element(values[kind], t, channel + i * width, lanes) +
+                                         load((const A*)biases[kind] + channel + i * width, lanes);
+    squash<A, 2 * N, 0>(gates);
   }
   V fresh(int64_t t) const { return splat<V>(c_.fresh ? ((const A*)c_.fresh)[t] : (A)0); }
 
-  // The state after an element, which replaces that before it.
-  RAGLANE_INLINE V advance(int64_t t, int64_t channel, int64_t column, int lanes, A* state) const {
-    const Gates gate = gates(t, channel, lanes);
-    const GatedDecay<A> decay(gate.recurrent * load((const A*)c_.rates + channel, lanes), fresh(t));
-    const V h = decay.advance(load(state + column), element(c_.x, t, channel, lanes), gate.entry);
-    store(state + column, h);
-    return h;
+  // Advance N vectors of states by an element.
+  template <int N> RAGLANE_INLINE void advance(int64_t t, int64_t channel, int lanes, A* states) const {
+    V gates[2 * N], d[N];
+    read_gates<N>(gates, t, channel, lanes);
+    RAGLANE_EACH d[i] = gates[i] * load((const A*)c_.rates + channel + i * width, lanes);
+    const GatedDecay<A, N> decay(d, fresh(t));
+    RAGLANE_EACH {
+      const V x = element(c_.x, t, channel + i * width, lanes);
+      store(states + i * width, decay.advance(load(states + i * width), x, gates[N + i], i));
+    }
   }
   // Keep the states before the elements of a segment.
   void advance_segment(const Task& task, int64_t first, int64_t last) const {
@@ -308,7 +324,7 @@ template <class S> class RglruLoops : ChannelLoops<S, raglane_rglru> {
       if (this->resets(t)) task.clear(of_h, 1);
       task.each([&](int64_t channel, int64_t column, int lanes) RAGLANE_INLINE_LAMBDA {
         store(task.row(states + t - first) + column, load(task.row(of_h) + column));
-        if (t + 1 < last) advance(t, channel, column, lanes, task.row(of_h));
+        if (t + 1 < last) advance<1>(t, channel, lanes, task.row(of_h) + column);
       });
     }
   }
@@ -317,22 +333,24 @@ template <class S> class RglruLoops : ChannelLoops<S, raglane_rglru> {
     A sum = 0;
     task.each([&](int64_t channel, int64_t column, int lanes) RAGLANE_INLINE_LAMBDA {
       const V x = element(c_.x, t, channel, lanes), rates = load((const A*)c_.rates + channel, lanes);
-      const auto [recurrent, entry] = gates(t, channel, lanes);
-      const GatedDecay<A> decay(recurrent * rates, fresh(t));
+      V gates[2];
+      read_gates<1>(gates, t, channel, lanes);
+      const V recurrent = gates[0], entry = gates[1], d = recurrent * rates;
+      const GatedDecay<A> decay(&d, fresh(t));
       V grad = load(task.row(of_state) + column);
       if (c_.grad_output) grad = grad + element(c_.grad_output, t, channel, lanes);
       const V factor = grad * x * entry, root = factor * ((A)1 - fresh(t));
-      const V slope = root / at_least((A)0.0005, decay.root) * decay.kept;
-      const V of_decay = decay.kept * (slope - grad * load(before + column));
-      const V to_entry = grad * x * decay.factor * entry * ((A)1 - entry);
+      const V slope = root / at_least((A)0.0005, decay.root[0]) * decay.kept[0];
+      const V of_decay = decay.kept[0] * (slope - grad * load(before + column));
+      const V to_entry = grad * x * decay.factor[0] * entry * ((A)1 - entry);
       const V to_recurrent = of_decay * rates * recurrent * ((A)1 - recurrent);
       this->add(task.row(of_entry) + column, to_entry);
       this->add(task.row(of_recurrent) + column, to_recurrent);
       this->add(task.row(of_rates) + column, of_decay * recurrent);
-      store(task.row(of_state) + column, grad * decay.kept);
-      sum += sum_of(factor * ((A)1 - decay.root));
+      store(task.row(of_state) + column, grad * decay.kept[0]);
+      sum += sum_of(factor * ((A)1 - decay.root[0]));
       const int64_t at = t * c_.channels + channel;
-      if (c_.grad_x) store((S*)c_.grad_x + at, grad * entry * decay.factor, lanes);
+      if (c_.grad_x) store((S*)c_.grad_x + at, grad * entry * decay.factor[0], lanes);
       if (c_.grad_entry) store((S*)c_.grad_entry + at, to_entry, lanes);
       if (c_.grad_recurrent) store((S*)c_.grad_recurrent + at, to_recurrent, lanes);
     });

@@ -153,7 +153,8 @@ template <class A> class BlockStep {
     const V fresh = splat<V>((A)1 - ((const A*)o.second)[row]);
     ((A*)o.next_second)[row] = 1;
     in_vectors<A>(o.count, [&](int64_t i, int lanes) {
-      const GatedDecay<A> decay(load(at(row, o.a) + i, lanes) * load((const A*)o.weight + i, lanes), fresh);
+      const V d = load(at(row, o.a) + i, lanes) * load((const A*)o.weight + i, lanes);
+      const GatedDecay<A> decay(&d, fresh);
       const V before = load((const A*)o.state + row * o.count + i, lanes);
       const V h = decay.advance(before, load(at(row, o.c) + i, lanes), load(at(row, o.b) + i, lanes));
       store((A*)o.next + row * o.count + i, h, lanes);

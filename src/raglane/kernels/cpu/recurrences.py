@@ -288,7 +288,7 @@ class _Attention(Recurrence):
         return decay is not None and decay.dim() == 3, delta, scale, eps
 
 
-class _Convolution(Recurrence):
+class _ChannelConvolution(Recurrence):
     struct = "raglane_convolution"
     function = "convolve"
     tensors = ("x", "weight", "bias", "initial")
@@ -333,5 +333,5 @@ class _Rglru(Recurrence):
 
 SELECTIVE_SCAN = _SelectiveScan()
 ATTENTION = _Attention()
-CONVOLUTION = _Convolution()
+CONVOLUTION = _ChannelConvolution()
 RGLRU = _Rglru()

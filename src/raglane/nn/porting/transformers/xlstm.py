@@ -74,7 +74,8 @@ class XlstmMixer(Mixer):
         heads = self.config.num_heads
         q, k, v = [each.flatten(0, 1).unflatten(1, (heads, -1)) for each in parts]
         # Operations of both gates at once take half of the time.
-        gates, cap = torch.stack([gain, keep]).flatten(1, 2), self.config.gate_soft_cap
+        gates = torch.stack([gain, keep]).flatten(1, 2)
+        cap = self.config.gate_soft_cap
         gates = gates if cap is None else cap * torch.tanh(gates / cap)
         log_gain, forget = wide(gates)
         initial: list[Any] = [None] * 3
