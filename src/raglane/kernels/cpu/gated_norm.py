@@ -43,7 +43,7 @@ class GatedNorm(NamedTuple):
         is_plain = records_operators() or are_transformed(tensors) or has_tangent(tensors)
         if is_plain or not has_kernel:
             return self.plain(*tensors).to(gate.dtype)
-        result: Tensor = _Gated.apply(self, *tensors)  # type: ignore[no-untyped-call]
+        result: Tensor = _NormFunction.apply(self, *tensors)  # type: ignore[no-untyped-call]
         return result.to(gate.dtype)
 
     def plain(self, y: Tensor, gate: Tensor, weight: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class GatedNorm(NamedTuple):
         call("raglane_gate_norm", packer("raglane_gated_norm")(*fields))
 
 
-class _Gated(torch.autograd.Function):
+class _NormFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, norm: GatedNorm, *tensors: Tensor) -> Tensor:
         ctx.norm = norm
