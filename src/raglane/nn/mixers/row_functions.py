@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raglane._utils.tracing import are_transformed, has_tangent, records_operators
 from raglane.kernels.cpu.programs import outer_products, times
+from raglane.kernels.cpu.recurrences import wide
 from raglane.native.library import DTYPES, library, missing_kernels
 
 Derivative = Callable[[Tensor], Tensor]
@@ -33,7 +34,7 @@ def _has_kernel(rows: Tensor) -> bool:
 
 
 def _wide(rows: Tensor) -> Tensor:
-    return rows.to(torch.promote_types(rows.dtype, torch.float32)).contiguous()
+    return wide(rows).contiguous()
 
 
 def _by_torch(rows: Tensor, weight: Tensor) -> Tensor:
@@ -46,7 +47,7 @@ def _by_torch(rows: Tensor, weight: Tensor) -> Tensor:
 def _times(rows: Tensor, weight: Tensor) -> Tensor:
     if not _has_kernel(rows):
         return _by_torch(rows, weight)
-    return times(_wide(rows), _wide(weight)).to(rows.dtype)
+    return times(_wide(rows), wide(weight)).to(rows.dtype)
 
 
 def _outer(left: Tensor, right: Tensor, groups: int) -> Tensor:
