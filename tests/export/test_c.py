@@ -51,6 +51,7 @@ def built(folder: Path, flags: str) -> Path:
     for source, place in (
         ("abi/raglane.h", "include"),
         ("abi/recurrences.h", "include"),
+        ("abi/channels.h", "include"),
         ("cmake/raglaneConfig.cmake", "lib/cmake/raglane"),
     ):
         (prefix / place).mkdir(parents=True, exist_ok=True)

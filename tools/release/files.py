@@ -30,6 +30,7 @@ KERNELS = {
     _LIBRARY,
     "raglane/native/include/raglane.h",
     "raglane/native/include/recurrences.h",
+    "raglane/native/include/channels.h",
     "raglane/native/lib/cmake/raglane/raglaneConfig.cmake",
 }
 # The layers as operators of torch, only for Linux.
