@@ -126,4 +126,21 @@ struct DrawnRecurrence {
     }
     compare(call, raglane_attend, raglane_attend_backward);
   }
+
+  void check_gated_norm() {
+    raglane_gated_norm call{};
+    const int64_t H = 1 + below(random, 5), V = 1 + below(random, 90), N = elements * H * V;
+    call.abi = RAGLANE_ABI, call.isa = any_isa(random), call.dtype = sums, call.flags = RAGLANE_POISON;
+    call.elements = elements, call.heads = H, call.size = V, call.centred = below(random, 2), call.silu = below(random, 2);
+    call.eps = 1e-6, call.y = in(sums, N), call.gate = in(sums, N), call.weight = in(sums, H * V);
+    call.output = out(sums, N), call.grad_y = out(sums, N), call.grad_gate = out(sums, N), call.grad_weight = out(sums, H * V);
+    const void* grad = in(sums, N);
+    const auto with = [&](const void* upstream) {
+      return [&, upstream](raglane_gated_norm* norm, char* message, int64_t size) {
+        norm->grad = upstream;
+        return raglane_gate_norm(norm, message, size);
+      };
+    };
+    compare(call, with(nullptr), with(grad));
+  }
 };

@@ -462,8 +462,8 @@ void drive(int rounds, unsigned seed) {
     search.check(), check_alignment(search), check_pairs(search);
     DrawnRecurrence scan(random), attention(random);
     scan.check_scan(), attention.check_attention();
-    DrawnRecurrence convolution(random), rglru(random);
-    convolution.check_convolution(), rglru.check_rglru();
+    DrawnRecurrence convolution(random), rglru(random), norm(random);
+    convolution.check_convolution(), rglru.check_rglru(), norm.check_gated_norm();
     DrawnStep mamba(random), attended(random), block(random);
     mamba.check_mamba(), attended.check_attention(), block.check_block();
     Case c = draw_matrix(random);
