@@ -327,7 +327,8 @@ int32_t raglane_apply(int64_t isa, int64_t dtype, int64_t threads, int64_t funct
     const Kernels& kernels = kernels_of(isa, dtype);
     const int64_t vectors = (count + 63) / 64, bytes = dtype == RAGLANE_FLOAT64 ? 8 : 4;
     constexpr double operations = 30;
-    raglane::on_threads((int)raglane::useful_threads(threads, operations * (double)count), [&](int thread, int of) {
+    threads = raglane::useful_threads(threads, operations * (double)count);
+    raglane::on_threads((int)threads, [&](int thread, int of) {
       const int64_t first = vectors * thread / of * 64, end = std::min(vectors * (thread + 1) / of * 64, count);
       kernels.apply(dtype, function, (const char*)in + first * bytes, factor ? (const char*)factor + first * bytes : nullptr,
                     (char*)out + first * bytes, end - first);

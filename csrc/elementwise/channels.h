@@ -65,7 +65,8 @@ template <class S, class Call> class ChannelLoops {
     const int64_t vectors = (c_.channels + width - 1) / width, most = (vectors + sets_ - 1) / sets_ * width;
     return run_tasks<A>(c_.threads, groups_ * sets_, rows * most, poison(), [&](int64_t number, A* scratch) {
       const int64_t set = number % sets_, end = vectors * (set + 1) / sets_ * width;
-      step(Task{group_[number / sets_], set, vectors * set / sets_ * width, end < c_.channels ? end : c_.channels, scratch});
+      const int64_t first = vectors * set / sets_ * width;
+      step(Task{group_[number / sets_], set, first, end < c_.channels ? end : c_.channels, scratch});
     });
   }
 
@@ -74,7 +75,9 @@ template <class S, class Call> class ChannelLoops {
   // Those of a task are the first rows of its scratch.
   void keep_sum(const Task& task, int64_t kinds, int64_t kind) const {
     A* to = sums_.get() + (task.sequences.place * kinds + kind) * c_.channels;
-    task.each([&](int64_t channel, int64_t column, int lanes) RAGLANE_INLINE_LAMBDA { store(to + channel, load(task.row(kind) + column), lanes); });
+    task.each([&](int64_t channel, int64_t column, int lanes) RAGLANE_INLINE_LAMBDA {
+      store(to + channel, load(task.row(kind) + column), lanes);
+    });
   }
   static void add(A* to, V v) { store(to, load(to) + v); }
   void write_sums(void* to, int64_t kinds, int64_t kind) const {
@@ -291,7 +294,9 @@ template <class S> class RglruLoops : ChannelLoops<S, raglane_rglru> {
     });
   }
   void write_state(const Task& task, int64_t row, A* to) const {
-    task.each([&](int64_t channel, int64_t column, int lanes) RAGLANE_INLINE_LAMBDA { store(to + channel, load(task.row(row) + column), lanes); });
+    task.each([&](int64_t channel, int64_t column, int lanes) RAGLANE_INLINE_LAMBDA {
+      store(to + channel, load(task.row(row) + column), lanes);
+    });
   }
 
   V element(const void* values, int64_t t, int64_t channel, int lanes) const {

@@ -88,7 +88,8 @@ struct DrawnRecurrence {
     call.channels = E, call.x = in(dtype, N * E), call.entry = in(dtype, N * E), call.recurrent = in(dtype, N * E);
     call.entry_bias = in(sums, E), call.recurrent_bias = in(sums, E), call.rates = in(sums, E);
     call.fresh = maybe_in(sums, N), call.initial = maybe_in(sums, sequences * E);
-    call.output = out(dtype, N * E), call.final = out(sums, sequences * E), call.borders = out(sums, N / raglane_border() * E);
+    call.output = out(dtype, N * E), call.final = out(sums, sequences * E);
+    call.borders = out(sums, N / raglane_border() * E);
     call.grad_output = maybe_in(dtype, N * E), call.grad_final = maybe_in(sums, sequences * E);
     call.grad_x = maybe_out(dtype, N * E), call.grad_entry = maybe_out(dtype, N * E);
     call.grad_recurrent = maybe_out(dtype, N * E), call.grad_entry_bias = maybe_out(sums, E);

@@ -221,13 +221,13 @@ class Whole(Way):
     def __init__(self, offsets: Tensor, count: int) -> None:
         self._offsets = offsets
         self._count = count
-        # Sequences of one element, in steps and on streams.
-        self._are_single = (
-            not records_operators()
+        # In steps and on streams.
+        self.is_one_step = (
+            not torch.is_grad_enabled()
+            and not records_operators()
             and count == offsets.shape[0] - 1 <= _FEW
             and offsets.tolist() == [*range(count + 1)]
         )
-        self.is_one_step = self._are_single and not torch.is_grad_enabled()
 
     def linear(self, module: nn.Module, values: Tensor) -> Tensor:
         """See :class:`Way`."""
