@@ -165,15 +165,22 @@ def test_what_the_operators_save_is_in_blocks() -> None:
     layer = rl.nn.LSTM(8, 64)
     count = LEAST // 64
 
-    def saved() -> list[int]:
-        out = layer(rl.Ragged([torch.randn(count, 8)]))[0].values
-        node: Any = out.grad_fn
-        return [part.data_ptr() % mmap.PAGESIZE for part in node.saved_tensors[1:4]]
+    def saved() -> list[list[int]]:
+        """Return the places in their pages of several outputs, gates and ``c``."""
+        batch = rl.Ragged([torch.randn(count, 8)])
+        outs = [layer(batch)[0].values for _ in range(8)]
+        nodes: list[Any] = [out.grad_fn for out in outs]
+        places = [
+            [part.data_ptr() % mmap.PAGESIZE for part in node.saved_tensors[1:4]] for node in nodes
+        ]
+        return [list(of_part) for of_part in zip(*places, strict=True)]
 
-    output, gates, c_states = saved()
-    assert (output > 0, gates, c_states) == (True, 0, 0)
+    # One tensor of torch may begin at a page by chance.
+    outputs, gates, c_states = saved()
+    assert any(outputs)
+    assert not any(gates + c_states)
     with library.from_torch():
-        assert all(saved())
+        assert all(map(any, saved()))
 
 
 class _Torn:

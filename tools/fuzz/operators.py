@@ -242,6 +242,7 @@ def _run_recurrences() -> None:
             gains: Any = {"gain" if delta else "log_gain": drawn(2)}
             attended = drawn(1, 5), drawn(1, 5), drawn(2, 4), decays
             run(rl.nn.linear_attention(*attended, **gains, delta=delta, resets=resets))
+    run(rl.nn.RGLRU(6, 4)(drawn(6)))
 
 
 @torch.no_grad()
