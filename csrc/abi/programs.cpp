@@ -477,24 +477,3 @@ extern "C" int32_t raglane_outer_products(const raglane_outer* outer, char* mess
     return kernels_of(mine.isa, RAGLANE_FLOAT32).outer(mine);
   });
 }
-
-extern "C" int32_t raglane_gate_norm(const raglane_gated_norm* norm, char* message, int64_t size) {
-  return guarded(message, size, [&] {
-    present("norm", norm);
-    raglane_gated_norm mine = *norm;
-    if (mine.abi != RAGLANE_ABI) fail("abi must be %d, got %lld", RAGLANE_ABI, (long long)mine.abi);
-    if (mine.dtype != RAGLANE_FLOAT32 && mine.dtype != RAGLANE_FLOAT64)
-      fail("dtype must be RAGLANE_FLOAT32 or RAGLANE_FLOAT64, got %lld", (long long)mine.dtype);
-    for (int64_t count : {mine.threads, mine.heads, mine.size}) at_least("threads, heads and size", count, 1);
-    at_least("elements", mine.elements, 0);
-    if (mine.threads > most_threads || mine.elements > most_rows || mine.heads > most_width || mine.size > most_width)
-      fail("sizes must be at most those that this kernel supports, got more");
-    present("weight", mine.weight);
-    if (mine.elements > 0) present("y", mine.y), present("gate", mine.gate);
-    if (mine.elements > 0 && !mine.grad) present("output", mine.output);
-    if (mine.elements > 0 && mine.grad) present("grad_y", mine.grad_y), present("grad_gate", mine.grad_gate);
-    if (mine.grad) present("grad_weight", mine.grad_weight);
-    if (mine.flags == 0) mine.threads = useful_threads(mine.threads, 40.0 * (double)mine.elements * (double)(mine.heads * mine.size));
-    return kernels_of(mine.isa, mine.dtype).gate_norm(mine);
-  });
-}

@@ -307,24 +307,6 @@ typedef struct raglane_outer { RAGLANE_OUTER_FIELDS(RAGLANE_FIELD) } raglane_out
 /* Sums add their terms in the order of memory, for any number of threads. */
 RAGLANE_EXPORT int32_t raglane_outer_products(const raglane_outer* outer, char* message, int64_t size);
 
-/* The norm of each head of a row, times a weight and a gate, in float or double: output = n weight sigmoid(gate), with `silu` times
- * gate, too. n = y / sqrt(mean of y^2 + eps) of a head; with `centred` its mean is subtracted from y before. With grad, the gradient
- * of the output, all gradients in its place. The bits of a row depend only on that row, the weight and the instruction set. */
-#define RAGLANE_GATED_NORM_FIELDS(FIELD)                                                                             \
-  FIELD(int64_t, abi) FIELD(int64_t, isa) FIELD(int64_t, dtype) FIELD(int64_t, flags) FIELD(int64_t, threads)        \
-  FIELD(int64_t, elements) /* as above */                                                                            \
-  FIELD(int64_t, heads) FIELD(int64_t, size) /* H and V, at least 1 */                                               \
-  FIELD(int64_t, centred) FIELD(int64_t, silu) /* 1 or 0 */                                                          \
-  FIELD(double, eps)                                                                                                 \
-  FIELD(const void*, y) FIELD(const void*, gate) /* (N, H V) */                                                      \
-  FIELD(const void*, weight) /* (H V) */                                                                             \
-  FIELD(const void*, grad)   /* (N, H V), or null */                                                                 \
-  FIELD(void*, output)       /* out, (N, H V), without grad */                                                       \
-  FIELD(void*, grad_y) FIELD(void*, grad_gate) FIELD(void*, grad_weight) /* out, as y, gate and weight, with grad */
-typedef struct raglane_gated_norm { RAGLANE_GATED_NORM_FIELDS(RAGLANE_FIELD) } raglane_gated_norm;
-
-RAGLANE_EXPORT int32_t raglane_gate_norm(const raglane_gated_norm* norm, char* message, int64_t size);
-
 /* Products of the rows of all elements with a weight, such as those of a head: of each group of columns with its own
  * matrix. The bits of a row depend only on that row, the weight and the instruction set. */
 #define RAGLANE_FACTORS_FIELDS(FIELD)                                                                                \

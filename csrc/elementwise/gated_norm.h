@@ -1,4 +1,4 @@
-// The norm of each head of a row, times a weight and a gate, and its gradients; raglane.h has the equations. The gradient of the
+// The norm of each head of a row, times a weight and a gate, and its gradients; abi/channels.h has the equations. The gradient of the
 // weight is the sum of those of parts of the rows, so that no bit depends on the threads.
 #pragma once
 

@@ -169,7 +169,7 @@ class Library:
                 and each.is_cpu
             ):
                 got = f"{each.dtype} {tuple(each.shape)} on {each.device}, strides {each.stride()}"
-                rule = "contiguous float32 or float64 on the CPU"
+                rule = "contiguous float32 or float64 on the CPU, as is a factor of that shape"
                 raise ArgumentError("values", got, rule, "convert them")
         result = torch.empty_like(values)
         head = self.numbers[self.isa], DTYPES[values.dtype], self.threads(), _FUNCTIONS[function]

@@ -98,7 +98,7 @@ def _gated(layer: Any, y: Tensor, gate: Tensor) -> Tensor:
     """Return the heads ``(N, H, V)`` after their norm, times the gate ``(B, T, H * V)``."""
     norm, act = layer.multihead_norm, layer.ogate_act_fn
     is_plain = type(norm).__name__ == "xLSTMMultiHeadLayerNorm" and type(act) is nn.Sigmoid
-    if not is_plain or has_hooks(norm) or has_hooks(act):
+    if not is_plain or norm.weight is None or has_hooks(norm) or has_hooks(act):
         result: Tensor = act(gate) * norm(y.unflatten(0, gate.shape[:2]))
         return result
     gated = GatedNorm(y.shape[1], norm.eps, is_centred=True)
